@@ -1,0 +1,73 @@
+"""The types that all parts share: the axis legend, a batch, and the two protocols that meet at the waist.
+
+Axes, as words in the types:
+
+| word | meaning |
+|---|---|
+| image | rows of a similarity |
+| caption | columns of a similarity |
+| anchor, candidate | rows and columns in one direction: image and caption for i2t, caption and image for t2i |
+| dim | channels of a feature or an embedding |
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Similarity = Float[Tensor, "image caption"]
+PairMask = Bool[Tensor, "image caption"]
+PairGradient = Float[Tensor, "image caption"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step sees. An image and a caption with equal ids are positives of each other."""
+
+    images: Float[Tensor, "image dim"]
+    captions: Float[Tensor, "caption word_dim"]
+    image_ids: Int[Tensor, " image"]
+    caption_ids: Int[Tensor, " caption"]
+
+
+class Matcher(Protocol):
+    """Left of the waist: turns images and captions into a similarity, larger is closer."""
+
+    dot_product: bool
+
+    def encode_images(self, images: Tensor, lengths: Tensor | None = None) -> Tensor: ...
+
+    def encode_captions(self, captions: Tensor, lengths: Tensor | None = None) -> Tensor: ...
+
+    def similarity(self, encoded_images: Tensor, encoded_captions: Tensor) -> Similarity: ...
+
+
+class Objective(Protocol):
+    """Right of the waist: maps (similarity, positives) to the pair gradient G = dL/dS."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def has_value(self) -> bool: ...
+
+    def on_similarity(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]: ...
+
+    def pair_gradient(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> PairGradient: ...
+
+    def pair_gradients(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> tuple[PairGradient, PairGradient]: ...
+
+    def value(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""] | None: ...
+
+    def monitor(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]: ...

@@ -1,0 +1,6 @@
+"""S, positives -> G: the mathematics of objectives, with nothing of models, devices or files in it."""
+
+from tercet.objectives.base import RowObjective
+from tercet.objectives.catalogue import CATALOGUE, objective
+
+__all__ = ["CATALOGUE", "RowObjective", "objective"]

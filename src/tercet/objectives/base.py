@@ -1,0 +1,183 @@
+"""What every objective can do, given its gradient with rows as anchors: both directions, reduction, the scalar."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tercet.contracts import PairGradient, PairMask, Similarity
+from tercet.objectives.hardest import hinge_of_hardest
+from tercet.objectives.masks import Rows, as_rows, ids_of_pairs, positives_from_ids
+from tercet.objectives.settings import require_one_of
+
+Reduction = Literal["sum", "mean"]
+MONITOR_MARGIN = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RowObjective(ABC):
+    """An objective is its settings (the fields) and `row_gradient`; the methods below are the same for all.
+
+    `"sum"` adds the queries of both directions. `"mean"` is half the mean over image queries plus half the mean
+    over caption queries. A query without a positive contributes nothing and is counted nowhere.
+    """
+
+    reduction: Reduction = "sum"
+
+    def __post_init__(self) -> None:
+        require_one_of(self, "reduction", ("sum", "mean"))
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name that `tercet.objective` takes."""
+
+    @property
+    def has_value(self) -> bool:
+        """Whether a scalar exists whose gradient is the pair gradient."""
+        return True
+
+    @abstractmethod
+    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        """d(sum of the anchors' values)/dS, before reduction; finite for finite similarities, 0 at ignored pairs."""
+
+    def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+        """Each anchor's value, before reduction, differentiable by autograd."""
+        raise ValueError(f"{self.name} has no value: its gradient belongs to no loss")
+
+    def __call__(
+        self,
+        images: Float[Tensor, "image dim"],
+        captions: Float[Tensor, "caption dim"],
+        *,
+        owners: Int[Tensor, " caption"] | None = None,
+        image_ids: Int[Tensor, " image"] | None = None,
+        caption_ids: Int[Tensor, " caption"] | None = None,
+        scale: float | Float[Tensor, ""] | None = None,
+        bias: float | Float[Tensor, ""] | None = None,
+    ) -> Float[Tensor, ""]:
+        """The scalar of S = scale * images @ captions.T + bias; without ids, row i of both is a pair."""
+        if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
+            raise ValueError(
+                f"images {tuple(images.shape)} and captions {tuple(captions.shape)} must be "
+                "image x dim and caption x dim with equal dim"
+            )
+        ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
+        similarity = images @ captions.T
+        if scale is not None:
+            similarity = scale * similarity
+        if bias is not None:
+            similarity = similarity + bias
+        return self.on_similarity(similarity, positives_from_ids(*ids))
+
+    def on_similarity(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]:
+        """`value` where one exists, else `monitor`; in both cases `.backward()` delivers upstream x pair gradient."""
+        shown = self.value if self.has_value else self.monitor
+        with torch.no_grad():
+            scalar = shown(similarity, positives, ignored)
+            i2t, t2i = self._directions(similarity, positives, ignored)
+            gradient = i2t + t2i
+        delivered: Tensor = _Deliver.apply(similarity, scalar, gradient)  # type: ignore[no-untyped-call]
+        return delivered
+
+    def pair_gradient(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> PairGradient:
+        """dL/dS, both directions: negative entries pull together, positive entries push apart."""
+        i2t, t2i = self.pair_gradients(similarity, positives, ignored)
+        return i2t + t2i
+
+    def pair_gradients(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> tuple[PairGradient, PairGradient]:
+        """The pair gradient of image queries and of caption queries, both image x caption."""
+        with torch.no_grad():
+            i2t, t2i = self._directions(similarity, positives, ignored)
+        return i2t.to(similarity.dtype), t2i.to(similarity.dtype)
+
+    def value(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""] | None:
+        """The scalar whose gradient is the pair gradient, differentiable by autograd; None where none exists."""
+        if not self.has_value:
+            return None
+        return self._total(self.row_value, similarity, positives, ignored)
+
+    def monitor(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]:
+        """The hardest negative's hinge at margin 0.2, reduced like this objective: comparable across objectives."""
+        hinge = partial(hinge_of_hardest, margin=MONITOR_MARGIN)
+        return self._total(hinge, similarity, positives, ignored)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by name: `tercet.objective(o.name, **o.settings) == o`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.init and field.kw_only}
+
+    def __repr__(self) -> str:
+        changed = [f"{key}={value!r}" for key, value in self.settings.items() if value != self._defaults()[key]]
+        return f"tercet.objective({', '.join([repr(self.name), *changed])})"
+
+    def _defaults(self) -> dict[str, Any]:
+        return {field.name: field.default for field in fields(self) if field.default is not MISSING}
+
+    def _directions(
+        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None
+    ) -> tuple[PairGradient, PairGradient]:
+        rows = as_rows(similarity, positives, ignored)
+        if not similarity.numel():
+            return torch.zeros_like(rows.similarity), torch.zeros_like(rows.similarity)
+        columns = rows.transposed()
+        i2t = self.row_gradient(rows) * query_weights(rows, self.reduction)[:, None]
+        t2i = self.row_gradient(columns) * query_weights(columns, self.reduction)[:, None]
+        return i2t, t2i.T
+
+    def _total(
+        self,
+        row_value: Callable[[Rows], Float[Tensor, " anchor"]],
+        similarity: Similarity,
+        positives: PairMask | None,
+        ignored: PairMask | None,
+    ) -> Float[Tensor, ""]:
+        rows = as_rows(similarity, positives, ignored)
+        if not similarity.numel():
+            return rows.similarity.sum()
+        columns = rows.transposed()
+        i2t = (row_value(rows) * query_weights(rows, self.reduction)).sum()
+        t2i = (row_value(columns) * query_weights(columns, self.reduction)).sum()
+        return i2t + t2i
+
+
+def query_weights(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
+    """What each anchor weighs in one direction's share of the total; exactly 0 without a positive."""
+    is_query = rows.positives.any(dim=1)
+    weights = is_query.to(rows.similarity.dtype)
+    return weights if reduction == "sum" else 0.5 * weights / is_query.sum().clamp(min=1)
+
+
+class _Deliver(torch.autograd.Function):
+    """A scalar whose backward is a given gradient, times whatever comes from upstream."""
+
+    @staticmethod
+    def forward(similarity: Tensor, scalar: Tensor, gradient: Tensor) -> Tensor:
+        return scalar.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        similarity, _, gradient = inputs
+        ctx.save_for_backward(gradient)
+        ctx.dtype = similarity.dtype
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        # Scaled in the gradient's own precision: a loss scale must not overflow before it is taken out again.
+        (gradient,) = ctx.saved_tensors
+        return (upstream * gradient).to(ctx.dtype), None, None

@@ -1,0 +1,56 @@
+"""All objectives by name: the one place that turns a name and settings into an objective."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from tercet.objectives.base import RowObjective
+from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS, Goal
+from tercet.objectives.nt_xent import NTXent
+from tercet.objectives.own import function_from_file, own_objective
+from tercet.objectives.sigmoid import Sigmoid
+from tercet.objectives.smooth_ap import SmoothAP
+from tercet.objectives.triplet import Triplet
+from tercet.objectives.triplet_sh import HardestTriplet
+
+CATALOGUE: dict[str, Callable[..., RowObjective]] = {
+    "triplet": Triplet,
+    "triplet-sh": HardestTriplet,
+    "nt-xent": NTXent,
+    "smooth-ap": SmoothAP,
+    "sigmoid": Sigmoid,
+    **{f"{T}/{P}": partial(Goal, T, P) for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS},
+}
+
+
+def objective(which: str | Callable[..., Any] | tuple[Callable[..., Any], ...], /, **settings: Any) -> RowObjective:
+    """An objective by name with settings, or one's own function, weights or loss.
+
+    `which` is a name of the catalogue (`+` may stand for `/`), `path/to/mine.py:function`, a function
+    (S, positives) -> G or -> scalar, or a triple of functions (T, P+, P-).
+
+    >>> objective("nt-xent", temperature=0.05)
+    tercet.objective('nt-xent', temperature=0.05)
+    """
+    if isinstance(which, str) and ".py:" in which:
+        which = function_from_file(which)
+    if not isinstance(which, str):
+        return own_objective(which, **settings)
+    name = which.replace("+", "/")
+    if name not in CATALOGUE:
+        raise ValueError(f"unknown objective {which!r}{_nearest(name, CATALOGUE)}; known: {', '.join(CATALOGUE)}")
+    build = CATALOGUE[name]
+    known = [field.name for field in fields(build.func if isinstance(build, partial) else build) if field.kw_only]  # type: ignore[arg-type]
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(
+                f"{name} has no setting {setting!r}{_nearest(setting, known)}; it has: {', '.join(sorted(known))}"
+            )
+    return build(**settings)
+
+
+def _nearest(given: str, known: Any) -> str:
+    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""

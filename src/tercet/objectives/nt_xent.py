@@ -1,0 +1,51 @@
+"""`nt-xent`: cross entropy of the positives among all candidates (InfoNCE; SupCon for several positives)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tercet.objectives.base import Reduction, RowObjective
+from tercet.objectives.masks import Rows
+from tercet.objectives.settings import require_positive
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class NTXent(RowObjective):
+    """L_q = -(1/|P|) sum over positives p of log softmax(S / temperature)_p, over all candidates.
+
+    dL/dS_j = (softmax_j - 1[j positive]/|P|) / temperature. A query whose only candidate is its positive gives zero.
+    All similarities equal: softmax is uniform. Similarities of any size are safe: the softmax subtracts the largest.
+
+    >>> similarity = torch.tensor([[0.0, 0.0]])
+    >>> NTXent(temperature=0.5).pair_gradients(similarity, torch.tensor([[True, False]]))[0]
+    tensor([[-0.5000,  0.5000]])
+    """
+
+    temperature: float = 0.1
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "temperature")
+
+    @property
+    def name(self) -> str:
+        return "nt-xent"
+
+    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        positives = rows.positives.to(rows.similarity.dtype)  # two integers would divide in float32
+        share = positives / positives.sum(dim=1, keepdim=True).clamp(min=1)
+        candidates = rows.positives | rows.negatives
+        return (self._log_softmax(rows).exp() * candidates - share) / self.temperature
+
+    def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+        log_probability = torch.where(rows.positives, self._log_softmax(rows), 0.0)
+        return -log_probability.sum(dim=1) / rows.positives.sum(dim=1).clamp(min=1)
+
+    def _log_softmax(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        # The lowest finite number, not -inf: a row of ignored pairs alone must not turn into NaN.
+        lowest = torch.finfo(rows.similarity.dtype).min
+        ignored = ~(rows.positives | rows.negatives)
+        return (rows.similarity / self.temperature).masked_fill(ignored, lowest).log_softmax(dim=1)

@@ -1,0 +1,58 @@
+"""`sigmoid`: every pair is a yes-or-no question of its own (SigLIP)."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from tercet.objectives.base import Reduction, RowObjective
+from tercet.objectives.masks import Rows
+from tercet.objectives.settings import require_numbers, require_positive
+from tercet.objectives.weights import logistic
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Sigmoid(RowObjective):
+    """L_ij = -log sigmoid(z_ij (S_ij / temperature + bias)), z = +1 for a positive pair and -1 for a negative.
+
+    Both directions see the same pairs, so each carries half: every pair counts once in a sum, and the mean of a
+    square batch is the published sum over pairs divided by the batch size.
+    A query without a negative still pulls its positives. All similarities equal: the bias alone decides.
+
+    >>> import torch
+    >>> similarity = torch.tensor([[1.0, 1.0]])  # 1 / 0.1 - 10 = 0
+    >>> Sigmoid(reduction="sum").pair_gradients(similarity, torch.tensor([[True, False]]))[0]
+    tensor([[-2.5000,  2.5000]])
+    """
+
+    temperature: float = 0.1
+    bias: float = -10.0
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "temperature")
+        require_numbers(self, "bias")
+
+    @property
+    def name(self) -> str:
+        return "sigmoid"
+
+    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        sign = self._signs(rows)
+        wrong = logistic(-sign * (rows.similarity / self.temperature + self.bias))
+        return -sign * wrong * (self._share / self.temperature)
+
+    def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+        sign = self._signs(rows)
+        log_right = F.logsigmoid(sign * (rows.similarity / self.temperature + self.bias))
+        return -(log_right * sign.abs()).sum(dim=1) * self._share
+
+    @property
+    def _share(self) -> float:
+        return 0.5 if self.reduction == "sum" else 1.0  # a mean halves each direction by itself
+
+    def _signs(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        """+1 positive, -1 negative, 0 ignored."""
+        return rows.positives.to(rows.similarity.dtype) - rows.negatives.to(rows.similarity.dtype)

@@ -1,0 +1,88 @@
+"""`smooth-ap`: one minus average precision with soft ranks (Smooth-AP, Brown et al.; Eq. 5 to 8 of the study)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tercet.objectives.base import Reduction, RowObjective
+from tercet.objectives.masks import Rows
+from tercet.objectives.settings import require_positive
+from tercet.objectives.weights import logistic
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SmoothAP(RowObjective):
+    """L_q = 1 - (1/|P|) sum over positives i of R+(i) / R(i), the soft ranks of i among positives and among all.
+
+    R(i) = 1 + sum over other candidates j of sigmoid((S_j - S_i) / temperature); R+(i) counts positives only.
+    With g_ij = sigmoid' / temperature, positive i alone gives dAP/dS_j = -R+(i) g_ij / R(i)^2 for a negative j,
+    +(R(i) - R+(i)) g_ij / R(i)^2 for another positive j, and minus their sum for i itself.
+    Only negatives can lower R+/R: a query without a negative gives zero. All similarities equal: every g is 1/4.
+
+    Memory is anchors x most positives of an anchor x candidates.
+
+    >>> similarity = torch.tensor([[0.0, 0.0]])
+    >>> SmoothAP(temperature=1.0, reduction="sum").pair_gradients(similarity, torch.tensor([[True, False]]))[0]
+    tensor([[-0.1111,  0.1111]])
+    """
+
+    temperature: float = 0.01
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self, "temperature")
+
+    @property
+    def name(self) -> str:
+        return "smooth-ap"
+
+    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        soft = self._soft_ranks(rows)
+        slope = soft.above * (1 - soft.above) / self.temperature  # anchor slot candidate
+        squared_rank = (soft.among_positives + soft.negatives_above).square()
+        push = (soft.among_positives / squared_rank)[:, :, None] * rows.negatives[:, None, :]
+        give_way = (soft.negatives_above / squared_rank)[:, :, None] * rows.positives[:, None, :]
+        by_candidate = slope * (push - give_way) * soft.share[:, :, None]  # anchor slot candidate
+        gradient = by_candidate.sum(dim=1)
+        return gradient.scatter_add(1, soft.slots, -by_candidate.sum(dim=2))
+
+    def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+        soft = self._soft_ranks(rows)
+        precision = soft.among_positives / (soft.among_positives + soft.negatives_above)
+        return 1 - (soft.share * precision).sum(dim=1)
+
+    def _soft_ranks(self, rows: Rows) -> "_SoftRanks":
+        slots, is_filled = positive_slots(rows.positives)
+        difference = rows.similarity[:, None, :] - rows.similarity.gather(1, slots)[:, :, None]
+        others = torch.arange(rows.similarity.shape[1], device=slots.device) != slots[:, :, None]
+        others = others & (rows.positives | rows.negatives)[:, None, :]
+        above = logistic(difference / self.temperature) * others
+        among_positives = 1 + (above * rows.positives[:, None, :]).sum(dim=2)
+        negatives_above = (above * rows.negatives[:, None, :]).sum(dim=2)
+        filled = is_filled.to(above.dtype)
+        share = filled / filled.sum(dim=1, keepdim=True).clamp(min=1)
+        return _SoftRanks(slots, share, above, among_positives, negatives_above)
+
+
+class _SoftRanks(NamedTuple):
+    """Slot k of an anchor is its k-th positive; an unfilled slot has share 0."""
+
+    slots: Int[Tensor, "anchor slot"]
+    share: Float[Tensor, "anchor slot"]
+    above: Float[Tensor, "anchor slot candidate"]
+    among_positives: Float[Tensor, "anchor slot"]
+    negatives_above: Float[Tensor, "anchor slot"]
+
+
+def positive_slots(
+    positives: Bool[Tensor, "anchor candidate"],
+) -> tuple[Int[Tensor, "anchor slot"], Bool[Tensor, "anchor slot"]]:
+    """The candidate index of every positive, padded to the most positives that an anchor has."""
+    # A compiled graph cannot depend on how many there are: it takes a slot a candidate, and fuses the sums over them.
+    count = positives.shape[1] if torch.compiler.is_compiling() else max(1, int(positives.sum(dim=1).max()))
+    order = positives.to(torch.uint8).sort(dim=1, descending=True, stable=True)
+    return order.indices[:, :count], order.values[:, :count].bool()

@@ -1,0 +1,14 @@
+"""Shapes and types of the whole package are checked while tests run, and only then."""
+
+import jaxtyping
+import pytest
+
+jaxtyping.install_import_hook("tercet", "beartype.beartype")
+
+
+@pytest.fixture
+def without_shape_checks():
+    """As users run it: for tests of what they are told, and for tests that compile."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,107 @@
+"""Finite similarities give finite gradients, whatever the batch; wrong input gets a clear word."""
+
+import pytest
+import torch
+
+import tercet
+from tercet.objectives import CATALOGUE
+
+EVERY = [(name, {}) for name in CATALOGUE] + [(name, {"reading": "code"}) for name in CATALOGUE if "/" in name]
+every_objective = pytest.mark.parametrize(("name", "settings"), EVERY, ids=str)
+
+HOUSE = torch.arange(3)[:, None] == torch.arange(3).repeat_interleave(5)[None, :]
+NOISE = torch.randn(3, 15, generator=torch.Generator().manual_seed(0))
+EDGES = {
+    "a batch of one": (torch.tensor([[0.3]]), torch.tensor([[True]])),
+    "one image, five captions": (NOISE[:1, :5], HOUSE[:1, :5]),
+    "one pair, not positive": (torch.tensor([[0.3]]), torch.tensor([[False]])),
+    "no positive at all": (NOISE, torch.zeros_like(HOUSE)),
+    "no negative at all": (NOISE, torch.ones_like(HOUSE)),
+    "all equal": (torch.full((3, 15), 0.4), HOUSE),
+    "all zero": (torch.zeros(3, 15), HOUSE),
+    "1e4 apart": (NOISE * 1e4, HOUSE),
+    "all 1e4": (torch.full((3, 15), 1e4), HOUSE),
+    "all -1e4": (torch.full((3, 15), -1e4), HOUSE),
+    "positives far above": (torch.where(HOUSE, 1e4, -1e4), HOUSE),
+    "positives far below": (torch.where(HOUSE, -1e4, 1e4), HOUSE),
+    "no image": (torch.zeros(0, 5), torch.zeros(0, 5, dtype=torch.bool)),
+    "no caption": (torch.zeros(5, 0), torch.zeros(5, 0, dtype=torch.bool)),
+}
+
+
+@every_objective
+@pytest.mark.parametrize("edge", EDGES)
+def test_finite_similarity_gives_finite_gradient_and_scalar(name, settings, edge):
+    o = tercet.objective(name, **settings)
+    similarity, positives = EDGES[edge]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        given = similarity.to(dtype).detach().clone().requires_grad_()
+        scalar = o.on_similarity(given, positives)
+        scalar.backward()
+        assert scalar.isfinite()
+        # float16 ends at 65504: what is larger cannot be delivered in it.
+        wide = o.pair_gradient(given.detach().float(), positives)
+        assert wide.isfinite().all()
+        assert given.grad.isfinite().all() or (dtype == torch.float16 and wide.abs().max() > 65504)
+
+
+@pytest.mark.parametrize("edge", [edge for edge in EDGES if edge not in ("no image", "no caption")])
+@pytest.mark.parametrize(("name", "settings"), [v for v in EVERY if tercet.objective(v[0], **v[1]).has_value], ids=str)
+def test_autograd_of_value_agrees_at_the_edges(name, settings, edge):
+    o = tercet.objective(name, **settings)
+    similarity, positives = EDGES[edge]
+    similarity = similarity.double().requires_grad_()
+    (gradient,) = torch.autograd.grad(o.value(similarity, positives), similarity)
+    torch.testing.assert_close(gradient, o.pair_gradient(similarity, positives), rtol=1e-9, atol=1e-9)
+
+
+@every_objective
+def test_zero_vectors_give_finite_gradients(name, settings):
+    images, captions = torch.zeros(3, 8, requires_grad=True), torch.zeros(15, 8, requires_grad=True)
+    owners = torch.arange(3).repeat_interleave(5)
+    tercet.objective(name, **settings)(images, captions, owners=owners).backward()
+    assert images.grad.isfinite().all()
+    assert captions.grad.isfinite().all()
+
+
+@every_objective
+def test_a_hinge_at_exactly_zero_is_not_active(name, settings):
+    """margin + S_n - S_p == 0: weight 0 for the objectives that are hinges."""
+    o = tercet.objective(name, **settings)
+    if name not in ("triplet", "triplet-sh") and not (name.startswith("con/") and o.margin is not None):
+        return
+    similarity = torch.tensor([[0.75, 0.5]], dtype=torch.float64)
+    o = tercet.objective(name, **{**settings, "margin": 0.25})
+    assert not o.pair_gradient(similarity, torch.tensor([[True, False]])).any()
+
+
+S, P = NOISE, HOUSE
+WRONG = {
+    "positives of another shape": (lambda o: o.pair_gradient(S, P.T), r"positives \(15, 3\).*\(3, 15\)"),
+    "positives not boolean": (lambda o: o.pair_gradient(S, P.float()), "boolean mask"),
+    "ignored of another shape": (lambda o: o.pair_gradient(S, P, P[:2]), "ignored"),
+    "diagonal of a rectangle": (lambda o: o.pair_gradient(S), "3 x 15: give a positives mask"),
+    "integer similarity": (lambda o: o.pair_gradient(S.long(), P), "floating-point"),
+    "a vector": (lambda o: o.pair_gradient(S[0], P[0]), "floating-point image x caption matrix"),
+    "unequal dims": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 9)), "equal dim"),
+    "unpaired rows": (lambda o: o(torch.zeros(3, 8), torch.zeros(15, 8)), "3 images and 15 captions"),
+    "ids without a partner": (
+        lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), image_ids=torch.arange(3)),
+        "give both or neither",
+    ),
+    "owners and ids": (
+        lambda o: o(
+            torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.arange(3), image_ids=torch.arange(3),
+            caption_ids=torch.arange(3),
+        ),
+        "not both",
+    ),
+    "too few owners": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.arange(2)), "owners of shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_wrong_input_gets_a_clear_word(mistake, without_shape_checks):
+    call, message = WRONG[mistake]
+    with pytest.raises(ValueError, match=message):
+        call(tercet.objective("triplet"))

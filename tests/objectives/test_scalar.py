@@ -1,0 +1,94 @@
+"""The scalar behaves like a loss wherever a framework wants one: it delivers upstream x pair gradient."""
+
+import pytest
+import torch
+
+import tercet
+from tercet.objectives import CATALOGUE
+from tests.objectives.batches import CASES
+
+every_objective = pytest.mark.parametrize("name", CATALOGUE)
+IMAGES = torch.nn.functional.normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+CAPTIONS = torch.nn.functional.normalize(torch.randn(15, 8, generator=torch.Generator().manual_seed(1)), dim=1)
+OWNERS = torch.arange(3).repeat_interleave(5)
+
+
+@every_objective
+def test_backward_delivers_upstream_times_the_pair_gradient(name):
+    o, case = tercet.objective(name), CASES["house 3 x 15, ignored pairs"]
+    similarity = case.similarity.clone().requires_grad_()
+    scalar = o.on_similarity(similarity, *case[1:])
+    assert torch.equal(scalar, o.value(*case) if o.has_value else o.monitor(*case))
+    (-3.5 * scalar).backward()
+    torch.testing.assert_close(similarity.grad, -3.5 * o.pair_gradient(*case), rtol=0, atol=1e-14)
+
+
+@every_objective
+def test_gradients_accumulate(name):
+    o, case = tercet.objective(name), CASES["ragged 4 x 10"]
+    similarity = case.similarity.clone().requires_grad_()
+    for _ in range(2):
+        (o.on_similarity(similarity, case.positives) / 2).backward()
+    torch.testing.assert_close(similarity.grad, o.pair_gradient(*case[:2]), rtol=0, atol=1e-14)
+
+
+@every_objective
+def test_owners_ids_and_positives_say_the_same(name):
+    o = tercet.objective(name)
+    positives = torch.arange(3)[:, None] == OWNERS[None, :]
+    expected = o.on_similarity(IMAGES @ CAPTIONS.T, positives)
+    assert torch.equal(o(IMAGES, CAPTIONS, owners=OWNERS), expected)
+    ids = torch.tensor([9, 4, 7])
+    assert torch.equal(o(IMAGES, CAPTIONS, image_ids=ids, caption_ids=ids[OWNERS]), expected)
+    assert torch.equal(o(IMAGES, CAPTIONS[::5]), o.on_similarity(IMAGES @ CAPTIONS[::5].T))
+
+
+@every_objective
+def test_scale_and_bias_get_the_gradient_of_plain_autograd(name):
+    o = tercet.objective(name)
+    leaves = [IMAGES.double(), CAPTIONS.double(), torch.tensor(3.0).double(), torch.tensor(-0.5).double()]
+    ours = [leaf.clone().requires_grad_() for leaf in leaves]
+    o(ours[0], ours[1], owners=OWNERS, scale=ours[2], bias=ours[3]).backward()
+    plain = [leaf.clone().requires_grad_() for leaf in leaves]
+    similarity = plain[2] * (plain[0] @ plain[1].T) + plain[3]
+    similarity.backward(o.pair_gradient(similarity.detach(), torch.arange(3)[:, None] == OWNERS[None, :]))
+    for actual, expected in zip(ours, plain, strict=True):
+        torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-12, atol=1e-12)
+
+
+@every_objective
+def test_float32_agrees_with_float64(name):
+    o, case = tercet.objective(name), CASES["house 3 x 15"]
+    narrow = o.pair_gradient(case.similarity.float(), case.positives)
+    assert narrow.dtype == torch.float32
+    torch.testing.assert_close(narrow.double(), o.pair_gradient(*case[:2]), rtol=1e-4, atol=1e-5)
+
+
+@every_objective
+def test_bfloat16_autocast_trains(name):
+    """S arrives in bfloat16; the objective computes in float32 and hands bfloat16 back."""
+    o = tercet.objective(name)
+    images, captions = IMAGES.clone().requires_grad_(), CAPTIONS.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scalar = o(images, captions, owners=OWNERS)
+    scalar.backward()
+    assert scalar.dtype == torch.float32
+    assert images.grad.dtype == torch.float32
+    rounded = (IMAGES.bfloat16() @ CAPTIONS.bfloat16().T).float()
+    gradient = o.pair_gradient(rounded, torch.arange(3)[:, None] == OWNERS[None, :])
+    torch.testing.assert_close(images.grad, gradient @ CAPTIONS, rtol=0.05, atol=0.02 * gradient.abs().max().item())
+
+
+@every_objective
+def test_a_large_loss_scale_does_not_overflow_before_it_is_taken_out(name):
+    o, case = tercet.objective(name), CASES["house 3 x 15"]
+    similarity = case.similarity.float().requires_grad_()
+    (o.on_similarity(similarity, case.positives) * 2.0**16).backward()
+    expected = o.pair_gradient(case.similarity.float(), case.positives)
+    torch.testing.assert_close(similarity.grad / 2.0**16, expected, rtol=1e-6, atol=0)
+
+
+def test_torch_func_sees_the_same_gradient():
+    o, case = tercet.objective("cir/sig-ms"), CASES["house 3 x 15"]
+    gradient = torch.func.grad(lambda s: o.on_similarity(s, case.positives))(case.similarity)
+    torch.testing.assert_close(gradient, o.pair_gradient(*case[:2]), rtol=0, atol=0)
