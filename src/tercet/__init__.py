@@ -1,23 +1,29 @@
 """Tercet trains, compares and dissects objectives for image-text retrieval."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tercet.comparison.grid import compare
+    from tercet.evaluation import evaluate
     from tercet.objectives import objective
 
-__all__ = ["objective"]
+__version__ = "0.1.0"
+__all__ = ["compare", "evaluate", "objective"]
 
-# Public name -> module. Looked up on first use, so that `import tercet` and `tercet --help` need no torch.
-_PUBLIC = {"objective": "tercet.objectives"}
+# Where each public name lives. Looked up on first use: `import tercet` and `tercet --help` need no torch.
+_HOMES = {
+    "compare": "tercet.comparison.grid",
+    "evaluate": "tercet.evaluation",
+    "objective": "tercet.objectives",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in _HOMES:
         raise AttributeError(f"module 'tercet' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_PUBLIC[name]), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

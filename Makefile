@@ -1,0 +1,34 @@
+# Two commands do all the set-up on a fresh machine: `make demo` and `make test`.
+VENV ?= .venv
+PYTHON ?= python3
+
+# pip reads its own settings for extra places to look for wheels; uv does not, so they are handed over.
+LINKS := $(firstword $(UV_FIND_LINKS) $(PIP_FIND_LINKS) $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
+INSTALL = UV_FIND_LINKS="$(LINKS)" $(VENV)/bin/uv pip install -q --compile-bytecode --python $(VENV)/bin/python -c constraints.txt
+
+.PHONY: demo test test-all lint
+demo: $(VENV)/.package
+	$(VENV)/bin/tercet compare
+
+test: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest -n 2
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+$(VENV)/bin/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q uv
+
+$(VENV)/.package: pyproject.toml constraints.txt | $(VENV)/bin/uv
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/uv
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.package

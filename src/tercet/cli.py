@@ -1,0 +1,64 @@
+"""`tercet`: a table of commands. Each is imported only when it is called."""
+
+import sys
+from collections.abc import Callable
+
+import tercet
+
+
+def main() -> None:
+    """Exit code 2 and one line for a user's mistake; 130 after Ctrl-C."""
+    given = sys.argv[1:]
+    if not given or given[0] in ("-h", "--help"):
+        print(_help())
+        return
+    if given[0] == "--version":
+        print(f"tercet {tercet.__version__}")
+        return
+    try:
+        _command(given[0])(given[1:])
+    except ValueError as mistake:
+        print(f"tercet {given[0]}: {mistake}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"tercet {given[0]}: stopped; finished runs are kept, call again to go on", file=sys.stderr)
+        sys.exit(130)
+
+
+def _compare(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.comparison.settings import CompareSettings
+
+    settings = tyro.cli(CompareSettings, prog="tercet compare", args=arguments)
+
+    from rich.console import Console
+
+    from tercet.comparison.grid import compare
+
+    compare(settings).print(Console())
+    print(f"\nTable and runs: {settings.runs}/comparison.md, comparison.json and a folder a run")
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
+    "compare": (_compare, "train a grid of objectives x seeds and compare what they retrieve"),
+}
+
+
+def _command(name: str) -> Callable[[list[str]], None]:
+    if name not in COMMANDS:
+        raise ValueError(f"no such command; known: {', '.join(COMMANDS)}")
+    return COMMANDS[name][0]
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:<10} {meaning}" for name, (_, meaning) in COMMANDS.items())
+    return (
+        "tercet: train, compare and dissect objectives for image-text retrieval\n\n"
+        f"usage: tercet COMMAND [settings]\n\n{rows}\n\n"
+        "tercet COMMAND --help lists a command's settings. tercet --version prints the version."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""One run: heads trained by one objective, evaluated on held-out data."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tercet.data.batches import batches_per_epoch, paired_batches
+from tercet.data.features import FeatureSet
+from tercet.evaluation import evaluate
+from tercet.models import Heads
+from tercet.objectives import RowObjective
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """What makes a run: two runs with equal settings on equal data are the same run."""
+
+    objective: str
+    objective_settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    model: str = "heads"
+    joint_dim: int = 256
+    epochs: int = 6
+    batch_size: int = 128
+    learning_rate: float = 2e-3
+    """Peak of a one-epoch warm-up and a cosine to 0, the same for every objective and chosen by no result."""
+
+
+def train(
+    objective: RowObjective, data: FeatureSet, settings: TrainSettings, after_step: Callable[[float], None]
+) -> Heads:
+    """Train on `data`; after every step `after_step` hears the monitor, which compares across objectives."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = Heads(data.images.shape[1], data.captions.shape[1], settings.joint_dim)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+    per_epoch = batches_per_epoch(data, settings.batch_size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up_then_cosine(per_epoch, per_epoch * settings.epochs))
+    for epoch in range(settings.epochs):
+        for batch in paired_batches(data, settings.batch_size, seed=settings.seed, epoch=epoch):
+            similarity = model.similarity(model.encode_images(batch.images), model.encode_captions(batch.captions))
+            positives = batch.image_ids[:, None] == batch.caption_ids[None, :]
+            optimizer.zero_grad()
+            similarity.backward(objective.pair_gradient(similarity, positives))
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                after_step(objective.monitor(similarity, positives).item())
+    return model
+
+
+@torch.no_grad()
+def evaluate_model(model: Heads, data: FeatureSet) -> dict[str, float]:
+    similarity = model.similarity(model.encode_images(data.images), model.encode_captions(data.captions))
+    return evaluate(similarity, torch.arange(len(data.images))[:, None] == data.owners[None, :])
+
+
+def warm_up_then_cosine(warm_up: int, total: int) -> Callable[[int], float]:
+    """The learning rate's factor at each step."""
+
+    def factor(step: int) -> float:
+        if step < warm_up:
+            return (step + 1) / warm_up
+        return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, total - warm_up)))
+
+    return factor
