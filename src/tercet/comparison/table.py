@@ -27,7 +27,7 @@ class Comparison:
 
     def print(self, console: Console) -> None:
         # Seven numbers with their spread fit in 80 columns only without borders.
-        table = Table(title=self.title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+        table = Table(title=self.title, box=None, padding=(0, 1, 0, 0), title_justify="left")
         table.add_column("objective", no_wrap=True)
         for heading in HEADINGS:
             table.add_column(heading, justify="right", no_wrap=True)

@@ -9,7 +9,7 @@ from tercet.data.features import FeatureSet
 
 
 def paired_batches(data: FeatureSet, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
-    """Every caption once an epoch, each with its image; ids tell when an image comes twice. A short rest is left out."""
+    """Every caption once an epoch, each with its image; ids tell when one comes twice. A short rest is left out."""
     order = torch.randperm(len(data.owners), generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
     for captions in order[: len(order) // batch_size * batch_size].split(batch_size):
         owners = data.owners[captions]

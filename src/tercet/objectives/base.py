@@ -84,7 +84,7 @@ class RowObjective(ABC):
             scalar = shown(similarity, positives, ignored)
             i2t, t2i = self._directions(similarity, positives, ignored)
             gradient = i2t + t2i
-        delivered: Tensor = _Deliver.apply(similarity, scalar, gradient)
+        delivered: Tensor = _Deliver.apply(similarity, scalar, gradient)  # type: ignore[no-untyped-call]
         return delivered
 
     def pair_gradient(
