@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,10 +13,13 @@ from torch import Tensor
 from tercet.contracts import PairGradient, PairMask, Similarity
 from tercet.objectives.hardest import hinge_of_hardest
 from tercet.objectives.masks import Rows, as_rows, ids_of_pairs, positives_from_ids
+from tercet.objectives.reduction import Reduction, query_weights
 from tercet.objectives.settings import require_one_of
+from tercet.objectives.streaming import EmbeddingGradient, streamed_scalar
+from tercet.objectives.tiles import TiledSimilarity
 
-Reduction = Literal["sum", "mean"]
 MONITOR_MARGIN = 0.2
+STREAMED_FROM = 1 << 20  # entries of S
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -60,14 +63,20 @@ class RowObjective(ABC):
         caption_ids: Int[Tensor, " caption"] | None = None,
         scale: float | Float[Tensor, ""] | None = None,
         bias: float | Float[Tensor, ""] | None = None,
+        streamed: bool | None = None,
     ) -> Float[Tensor, ""]:
-        """The scalar of S = scale * images @ captions.T + bias; without ids, row i of both is a pair."""
+        """The scalar of S = scale * images @ captions.T + bias; without ids, row i of both is a pair.
+
+        Above a size S is never held: `streamed` True or False forces the choice. Values and gradients are the same.
+        """
         if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
             raise ValueError(
                 f"images {tuple(images.shape)} and captions {tuple(captions.shape)} must be "
                 "image x dim and caption x dim with equal dim"
             )
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
+        if self._streams(images, captions, streamed):
+            return streamed_scalar(self, images, captions, ids, scale, bias)
         similarity = images @ captions.T
         if scale is not None:
             similarity = scale * similarity
@@ -117,6 +126,20 @@ class RowObjective(ABC):
         hinge = partial(hinge_of_hardest, margin=MONITOR_MARGIN)
         return self._total(hinge, similarity, positives, ignored)
 
+    def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
+        """The scalar from tiles of S; its gradient, both directions and reduced, is added to `into`."""
+        raise ValueError(f"{self.name} needs the whole similarity at once and cannot be streamed")
+
+    @property
+    def can_stream(self) -> bool:
+        return True
+
+    def _streams(self, images: Tensor, captions: Tensor, forced: bool | None) -> bool:
+        if forced is not None:
+            return forced
+        large = len(images) * len(captions) >= STREAMED_FROM
+        return large and self.can_stream and not torch.compiler.is_compiling()
+
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting by name: `tercet.objective(o.name, **o.settings) == o`."""
@@ -136,8 +159,8 @@ class RowObjective(ABC):
         if not similarity.numel():
             return torch.zeros_like(rows.similarity), torch.zeros_like(rows.similarity)
         columns = rows.transposed()
-        i2t = self.row_gradient(rows) * query_weights(rows, self.reduction)[:, None]
-        t2i = self.row_gradient(columns) * query_weights(columns, self.reduction)[:, None]
+        i2t = self.row_gradient(rows) * _weights(rows, self.reduction)[:, None]
+        t2i = self.row_gradient(columns) * _weights(columns, self.reduction)[:, None]
         return i2t, t2i.T
 
     def _total(
@@ -151,16 +174,13 @@ class RowObjective(ABC):
         if not similarity.numel():
             return rows.similarity.sum()
         columns = rows.transposed()
-        i2t = (row_value(rows) * query_weights(rows, self.reduction)).sum()
-        t2i = (row_value(columns) * query_weights(columns, self.reduction)).sum()
+        i2t = (row_value(rows) * _weights(rows, self.reduction)).sum()
+        t2i = (row_value(columns) * _weights(columns, self.reduction)).sum()
         return i2t + t2i
 
 
-def query_weights(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
-    """What each anchor weighs in one direction's share of the total; exactly 0 without a positive."""
-    is_query = rows.positives.any(dim=1)
-    weights = is_query.to(rows.similarity.dtype)
-    return weights if reduction == "sum" else 0.5 * weights / is_query.sum().clamp(min=1)
+def _weights(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
+    return query_weights(rows.positives.any(dim=1), reduction, rows.similarity.dtype)
 
 
 class _Deliver(torch.autograd.Function):

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
-from tercet.objectives import relative, weights
-from tercet.objectives.base import RowObjective
-from tercet.objectives.hardest import Hardest, hardest_negative, triplet_gradient
-from tercet.objectives.masks import Rows
+from tercet.objectives import weights
+from tercet.objectives.hardest import hinge
+from tercet.objectives.relative import RelativeSettings
 from tercet.objectives.settings import require_numbers, require_one_of, require_positive
+from tercet.objectives.triplets import TripletObjective, Triplets
 
 TripletWeight = Literal["con", "nca", "cir"]
 PairWeight = Literal["con", "lin", "sig", "lin-ms", "sig-ms"]
@@ -28,7 +27,7 @@ AS_READ: Any = object()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Goal(RowObjective):
+class Goal(TripletObjective):
     """dL/dS_p = -T P+ and dL/dS_n = +T P- for every positive pair and its anchor's hardest negative.
 
     The weights are constants: no derivative goes through them. `margin` gates con (None: no gate), `tau` is the
@@ -80,19 +79,25 @@ class Goal(RowObjective):
     def has_value(self) -> bool:
         return self._triplet_loss() is not None
 
-    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        hardest = hardest_negative(rows)
-        weight = self._triplet_weights(rows.similarity, hardest.similarity)
-        positive, negative = self._pair_weights(rows, hardest)
-        return triplet_gradient(rows, hardest, pull=weight * positive, push=weight * negative)
+    @property
+    def relative(self) -> RelativeSettings | None:
+        # Plain lin is mu = 0, so that both kinds of empty agree there; plain sig is M = 1.
+        if self.pair_weight == "lin-ms":
+            return RelativeSettings("gap", self.slack, self.alpha, self.beta, empty=0.0)
+        if self.pair_weight == "sig-ms":
+            return RelativeSettings(
+                "ratio", self.slack, self.alpha, self.beta, empty=1.0 if self.empty == "plain" else 0.0
+            )
+        return None
 
-    def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+    def weigh(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
+        weight = self._triplet_weights(triplets.s_p, triplets.s_n)
+        positive, negative = self._pair_weights(triplets)
+        return weight * positive, weight * negative
+
+    def triplet_value(self, s_p: Tensor, s_n: Tensor) -> Tensor:
         loss = self._triplet_loss()
-        if loss is None:
-            return super().row_value(rows)
-        hardest = hardest_negative(rows)
-        triplets = rows.positives & hardest.exists
-        return (loss(rows.similarity, hardest.similarity) * triplets).sum(dim=1)
+        return super().triplet_value(s_p, s_n) if loss is None else loss(s_p, s_n)
 
     def _triplet_weights(self, s_p: Tensor, s_n: Tensor) -> Tensor:
         match self.triplet_weight:
@@ -103,39 +108,24 @@ class Goal(RowObjective):
             case "cir":
                 return weights.cir_triplet(s_p, s_n, self.tau, self.offset)
 
-    def _pair_weights(self, rows: Rows, hardest: Hardest) -> tuple[Tensor | float, Tensor | float]:
-        """P+ at every positive entry and P- of every anchor."""
-        s_p, s_n, slack = rows.similarity, hardest.similarity, self.slack
-        match self.pair_weight:
-            case "con":
-                return 1.0, 1.0
-            case "lin":
-                return weights.lin_positive(s_p), weights.lin_negative(s_n)
-            case "sig":
-                return (
-                    weights.sig_positive(s_p, self.alpha, self.lam),
-                    weights.sig_negative(s_n, self.beta, self.lam),
-                )
-            case "lin-ms":  # plain lin is mu = 0, so both kinds of empty agree
-                return (
-                    weights.lin_positive(s_p, relative.mean_gap_to_positives(rows, hardest, slack, empty=0.0)),
-                    weights.lin_negative(s_n, relative.mean_gap_to_negatives(rows, hardest, slack, empty=0.0)),
-                )
-            case "sig-ms":
-                empty = 1.0 if self.empty == "plain" else 0.0
-                closer = relative.mean_ratio_to_positives(rows, hardest, slack, self.alpha, empty)
-                crowded = relative.mean_ratio_to_negatives(rows, hardest, slack, self.beta, empty)
-                return (
-                    weights.sig_positive(s_p, self.alpha, self.lam, closer),
-                    weights.sig_negative(s_n, self.beta, self.lam, crowded),
-                )
+    def _pair_weights(self, triplets: Triplets) -> tuple[Tensor | float, Tensor | float]:
+        """(P+, P-)."""
+        s_p, s_n, relative_p, relative_n = triplets
+        if self.pair_weight == "con":
+            return 1.0, 1.0
+        if self.pair_weight in ("lin", "lin-ms"):
+            return weights.lin_positive(s_p, relative_p), weights.lin_negative(s_n, relative_n)
+        return (
+            weights.sig_positive(s_p, self.alpha, self.lam, relative_p),
+            weights.sig_negative(s_n, self.beta, self.lam, relative_n),
+        )
 
     def _triplet_loss(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """The loss of one triplet whose gradient is (-T P+, T P-), for the cells that have one."""
         tau, alpha, beta, lam, margin = self.tau, self.alpha, self.beta, self.lam, self.margin
         match (self.triplet_weight, self.pair_weight):
             case ("con", "con") if margin is not None:
-                return lambda s_p, s_n: (margin + s_n - s_p).relu()
+                return lambda s_p, s_n: hinge(s_p, s_n, margin)
             case ("con", "con"):
                 return lambda s_p, s_n: s_n - s_p
             case ("con", "lin") if margin is None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tercet.contracts import PairGradient, PairMask, Similarity
 from tercet.objectives.base import RowObjective
-from tercet.objectives.hardest import hardest_negative, triplet_gradient
 from tercet.objectives.masks import Rows, as_rows
+from tercet.objectives.triplets import TripletObjective, Triplets
 
 Weight = Callable[..., Tensor]
 
@@ -33,6 +33,10 @@ class OwnGradient(RowObjective):
     def has_value(self) -> bool:
         return False
 
+    @property
+    def can_stream(self) -> bool:
+        return False
+
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         gradient = _call(self.function, rows)
         if gradient.shape != rows.similarity.shape:
@@ -44,7 +48,7 @@ class OwnGradient(RowObjective):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class OwnWeights(RowObjective):
+class OwnWeights(TripletObjective):
     """dL/dS_p = -T(S_p, S_n) P+(S_p) and dL/dS_n = T(S_p, S_n) P-(S_n) on the hardest negative, as in GOAL."""
 
     triplet_weight: Weight = field(kw_only=False)
@@ -59,12 +63,10 @@ class OwnWeights(RowObjective):
     def has_value(self) -> bool:
         return False
 
-    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        hardest = hardest_negative(rows)
-        s_p, s_n = rows.similarity, hardest.similarity.expand_as(rows.similarity)
+    def weigh(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
+        s_p, s_n = torch.broadcast_tensors(triplets.s_p, triplets.s_n)
         weight = self.triplet_weight(s_p, s_n)
-        pull, push = weight * self.positive_weight(s_p), weight * self.negative_weight(s_n)
-        return triplet_gradient(rows, hardest, pull=pull, push=push)
+        return weight * self.positive_weight(s_p), weight * self.negative_weight(s_n)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,6 +81,10 @@ class OwnLoss(RowObjective):
     @property
     def name(self) -> str:
         return _name_of(self.function)
+
+    @property
+    def can_stream(self) -> bool:
+        return False
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         with torch.enable_grad():

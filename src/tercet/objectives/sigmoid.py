@@ -6,9 +6,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.objectives.base import Reduction, RowObjective
+from tercet.objectives.base import RowObjective
 from tercet.objectives.masks import Rows
+from tercet.objectives.reduction import Reduction
 from tercet.objectives.settings import require_numbers, require_positive
+from tercet.objectives.sides import both_sides
+from tercet.objectives.streaming import EmbeddingGradient
+from tercet.objectives.tiles import TiledSimilarity
 from tercet.objectives.weights import logistic
 
 
@@ -48,6 +52,24 @@ class Sigmoid(RowObjective):
         sign = self._signs(rows)
         log_right = F.logsigmoid(sign * (rows.similarity / self.temperature + self.bias))
         return -(log_right * sign.abs()).sum(dim=1) * self._share
+
+    def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
+        """One pass: what a pair gives depends on nothing but itself."""
+        images, captions = both_sides(tiles, self.reduction)
+        scalar = tiles.pair_similarity.new_zeros(())
+        for tile in tiles.walk():
+            z = tile.similarity.div_(self.temperature).add_(self.bias)
+            weights = self._share * (images.weights[tile.images, None] + captions.weights[tile.captions])
+            scalar -= (F.logsigmoid(-z) * weights).sum()
+            if into is not None:
+                into.add_tile(tile.images, tile.captions, z.sigmoid_().mul_(weights).div_(self.temperature))
+        z = tiles.pair_similarity / self.temperature + self.bias
+        weights = self._share * (images.weights[tiles.pair_image] + captions.weights[tiles.pair_caption])
+        scalar -= (F.logsigmoid(z) * weights).sum()
+        if into is not None:
+            on_pairs = -logistic(-z) * weights / self.temperature
+            into.add_entries(tiles.pair_image, tiles.pair_caption, on_pairs)
+        return scalar
 
     @property
     def _share(self) -> float:

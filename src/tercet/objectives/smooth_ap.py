@@ -7,9 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tercet.objectives.base import Reduction, RowObjective
+from tercet.objectives.base import RowObjective
 from tercet.objectives.masks import Rows
+from tercet.objectives.reduction import Reduction
 from tercet.objectives.settings import require_positive
+from tercet.objectives.sides import both_sides
+from tercet.objectives.streaming import EmbeddingGradient
+from tercet.objectives.tiles import TiledSimilarity
 from tercet.objectives.weights import logistic
 
 
@@ -54,6 +58,26 @@ class SmoothAP(RowObjective):
         soft = self._soft_ranks(rows)
         precision = soft.among_positives / (soft.among_positives + soft.negatives_above)
         return 1 - (soft.share * precision).sum(dim=1)
+
+    def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
+        """Some anchors at a time against all candidates, first images, then captions."""
+        scalar = tiles.pair_similarity.new_zeros(())
+        for side in both_sides(tiles, self.reduction):
+            direction = tiles if side.is_image else tiles.transposed()
+            positives = max(1, int(side.pair_count.max()))
+            height = max(1, tiles.side**2 // (positives * len(direction.captions)))
+            for top in range(0, len(side.weights), height):
+                anchors = slice(top, min(top + height, len(side.weights)))
+                rows = direction.complete_rows(anchors)
+                scalar += (self.row_value(rows) * side.weights[anchors]).sum()
+                if into is not None:
+                    gradient = self.row_gradient(rows).mul_(side.weights[anchors, None])
+                    everything = slice(0, len(direction.captions))
+                    if side.is_image:
+                        into.add_tile(anchors, everything, gradient)
+                    else:
+                        into.add_tile(everything, anchors, gradient.T)
+        return scalar
 
     def _soft_ranks(self, rows: Rows) -> "_SoftRanks":
         slots, is_filled = positive_slots(rows.positives)

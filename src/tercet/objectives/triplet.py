@@ -9,6 +9,9 @@ from torch import Tensor
 from tercet.objectives.base import RowObjective
 from tercet.objectives.masks import Rows
 from tercet.objectives.settings import require_numbers
+from tercet.objectives.sides import Side, both_sides
+from tercet.objectives.streaming import EmbeddingGradient
+from tercet.objectives.tiles import TiledSimilarity
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -44,6 +47,34 @@ class Triplet(RowObjective):
         reach = torch.where(rows.negatives, rows.similarity + self.margin, rows.similarity)
         return (active * reach).sum(dim=1)
 
+    def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
+        """A pass for the positives, then one that compares every negative with each positive of its anchor."""
+        for _ in tiles.walk():
+            pass
+        s_p = tiles.pair_similarity.clone()
+        sides = both_sides(tiles, self.reduction)
+        slots = [_Slots(side, s_p) for side in sides]
+        scalar = s_p.new_zeros(())
+        for tile in tiles.walk():
+            tile.similarity.add_(self.margin)
+            gradient = torch.zeros_like(tile.similarity)
+            for side, positives in zip(sides, slots, strict=True):
+                reach, anchors, _ = side.view(tile)
+                pushes = gradient if side.is_image else gradient.T
+                weights = side.weights[anchors, None]
+                for slot in range(positives.similarity.shape[1]):
+                    violation = reach - positives.similarity[anchors, slot, None]  # anchor candidate
+                    active = (violation > 0).to(s_p.dtype)
+                    scalar += (violation.relu_().sum(dim=1) * weights[:, 0]).sum()
+                    positives.violators[anchors, slot] += active.sum(dim=1)
+                    pushes += active.mul_(weights)
+            if into is not None:
+                into.add_tile(tile.images, tile.captions, gradient)
+        if into is not None:
+            pulls = [side.weights[side.pair_anchor] * each.of_pairs() for side, each in zip(sides, slots, strict=True)]
+            into.add_entries(tiles.pair_image, tiles.pair_caption, -(pulls[0] + pulls[1]))
+        return scalar
+
     @torch.no_grad()
     def _active_triplets(self, rows: Rows) -> Int[Tensor, "anchor candidate"]:
         """Active triplets of each negative, minus those of each positive; sorting counts them without a cube."""
@@ -54,3 +85,21 @@ class Triplet(RowObjective):
         within = torch.searchsorted(sorted_reaches, rows.similarity, right=True)  # negatives that stay below
         violators = rows.similarity.shape[1] - within
         return violated * rows.negatives - violators * rows.positives
+
+
+class _Slots:
+    """The positives of each anchor side by side, +inf where it has no more, with the number of their violators."""
+
+    def __init__(self, side: Side, s_p: Float[Tensor, " pair"]) -> None:
+        order = side.pair_anchor.argsort(stable=True)
+        first = side.pair_count.cumsum(dim=0) - side.pair_count
+        slot = torch.empty_like(order)
+        slot[order] = torch.arange(len(order), device=order.device) - first[side.pair_anchor[order]]
+        self.place = side.pair_anchor, slot
+        shape = len(side.pair_count), int(side.pair_count.max())
+        self.similarity = s_p.new_full(shape, torch.inf)
+        self.similarity[self.place] = s_p
+        self.violators = s_p.new_zeros(shape)
+
+    def of_pairs(self) -> Float[Tensor, " pair"]:
+        return self.violators[self.place]

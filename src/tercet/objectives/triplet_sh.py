@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass
 
-from jaxtyping import Float
 from torch import Tensor
 
-from tercet.objectives.base import RowObjective
-from tercet.objectives.hardest import hardest_negative, hinge_of_hardest, triplet_gradient
-from tercet.objectives.masks import Rows
+from tercet.objectives.hardest import hinge
 from tercet.objectives.settings import require_numbers
+from tercet.objectives.triplets import TripletObjective, Triplets
+from tercet.objectives.weights import con_triplet
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class HardestTriplet(RowObjective):
+class HardestTriplet(TripletObjective):
     """L_q = sum over positives p of max(0, margin + S_n - S_p), n the query's most similar negative.
 
     Of equally similar negatives the one with the lowest index is pushed. A query without a negative gives zero.
@@ -36,10 +35,9 @@ class HardestTriplet(RowObjective):
     def name(self) -> str:
         return "triplet-sh"
 
-    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        hardest = hardest_negative(rows)
-        active = (self.margin + hardest.similarity > rows.similarity).to(rows.similarity.dtype)
-        return triplet_gradient(rows, hardest, pull=active, push=active)
+    def weigh(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
+        active = con_triplet(triplets.s_p, triplets.s_n, self.margin)
+        return active, active
 
-    def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
-        return hinge_of_hardest(rows, self.margin)
+    def triplet_value(self, s_p: Tensor, s_n: Tensor) -> Tensor:
+        return hinge(s_p, s_n, self.margin)

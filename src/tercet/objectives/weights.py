@@ -40,21 +40,21 @@ def circle_exponent(s_p: Tensor, s_n: Tensor, tau: float, offset: float) -> Tens
     return tau * (s_n.square() - s_p * (2 - s_p) + offset)
 
 
-def lin_positive(s_p: Tensor, mu: Tensor | float = 0.0) -> Tensor:
-    """(1 - mu)(1 - S_p); mu is 0 for lin, the relative term for lin-ms."""
-    return (1 - mu) * (1 - s_p)
+def lin_positive(s_p: Tensor, mu: Tensor | None = None) -> Tensor:
+    """(1 - mu)(1 - S_p); lin has no mu, lin-ms the relative term."""
+    return 1 - s_p if mu is None else (1 - mu) * (1 - s_p)
 
 
-def lin_negative(s_n: Tensor, mu: Tensor | float = 0.0) -> Tensor:
+def lin_negative(s_n: Tensor, mu: Tensor | None = None) -> Tensor:
     """(1 + mu) S_n."""
-    return (1 + mu) * s_n
+    return s_n if mu is None else (1 + mu) * s_n
 
 
-def sig_positive(s_p: Tensor, alpha: float, lam: float, relative: Tensor | float = 1.0) -> Tensor:
+def sig_positive(s_p: Tensor, alpha: float, lam: float, relative: Tensor | None = None) -> Tensor:
     """1 / (M + exp(alpha (S_p - lam))); M is 1 for sig, the relative term for sig-ms."""
-    return 1 / (relative + bounded_exp(alpha * (s_p - lam)))
+    return 1 / ((1.0 if relative is None else relative) + bounded_exp(alpha * (s_p - lam)))
 
 
-def sig_negative(s_n: Tensor, beta: float, lam: float, relative: Tensor | float = 1.0) -> Tensor:
+def sig_negative(s_n: Tensor, beta: float, lam: float, relative: Tensor | None = None) -> Tensor:
     """1 / (M + exp(-beta (S_n - lam)))."""
-    return 1 / (relative + bounded_exp(-beta * (s_n - lam)))
+    return 1 / ((1.0 if relative is None else relative) + bounded_exp(-beta * (s_n - lam)))

@@ -1,0 +1,17 @@
+"""What each query weighs in the total: part of the scalar and of every gradient."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Reduction = Literal["sum", "mean"]
+
+
+def query_weights(
+    is_query: Bool[Tensor, " anchor"], reduction: Reduction, dtype: torch.dtype
+) -> Float[Tensor, " anchor"]:
+    """Of one direction: 1 in a sum, half of one over the number of queries in a mean; 0 without a positive."""
+    weights = is_query.to(dtype)
+    return weights if reduction == "sum" else 0.5 * weights / is_query.sum().clamp(min=1)

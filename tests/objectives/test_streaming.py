@@ -1,0 +1,121 @@
+"""Streamed equals dense: value, gradients of both embeddings, of scale and of bias; and S is never held."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tercet
+from tercet.objectives import CATALOGUE, tiles
+
+EVERY = [(name, {}) for name in CATALOGUE]
+EVERY += [(name, {"reading": "code"}) for name in CATALOGUE if "/" in name]
+EVERY += [("triplet", {"reduction": "mean"}), ("sigmoid", {"reduction": "sum"}), ("cir/sig-ms", {"reduction": "mean"})]
+every_objective = pytest.mark.parametrize(("name", "settings"), EVERY, ids=str)
+
+
+def unit(rows, dim, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(rows, dim, generator=generator, dtype=torch.float64), dim=1)
+
+
+IDS = {
+    "house 3 x 15": (torch.arange(3), torch.arange(3).repeat_interleave(5)),
+    "ragged 13 x 22, some without": (torch.arange(13) % 9, (torch.arange(22) * 7) % 11),
+    "square 17": (torch.arange(17), torch.arange(17)),
+    "one image": (torch.zeros(1, dtype=torch.long), torch.tensor([0, 0, 1])),
+    "no positive": (torch.arange(4), torch.arange(4) + 9),
+    "no negative": (torch.zeros(4, dtype=torch.long), torch.zeros(6, dtype=torch.long)),
+}
+
+
+@every_objective
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("side", [4, 1024], ids=["many tiles", "one tile"])
+def test_streamed_equals_dense(name, settings, ids, side, monkeypatch):
+    monkeypatch.setattr(tiles, "SIDE", side)
+    o = tercet.objective(name, **settings)
+    image_ids, caption_ids = IDS[ids]
+    leaves = [unit(len(image_ids), 6, 0), unit(len(caption_ids), 6, 1), torch.tensor(1.7), torch.tensor(-0.2)]
+
+    def gradients(streamed):
+        x, y, scale, bias = (leaf.double().clone().requires_grad_() for leaf in leaves)
+        scalar = o(x, y, image_ids=image_ids, caption_ids=caption_ids, scale=scale, bias=bias, streamed=streamed)
+        (1.5 * scalar).backward()
+        return scalar.detach(), x.grad, y.grad, scale.grad, bias.grad
+
+    for actual, expected in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@every_objective
+def test_equal_similarities_choose_the_same_negative_streamed(name, settings, monkeypatch):
+    monkeypatch.setattr(tiles, "SIDE", 2)
+    o = tercet.objective(name, **settings)
+    found = []
+    for streamed in (True, False):
+        x, y = torch.ones(5, 2, requires_grad=True), torch.ones(7, 2)
+        o(x, y * torch.arange(7)[:, None].fmod(2), owners=torch.arange(7) % 5, streamed=streamed).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches every tensor that any operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for each in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(each, torch.Tensor):
+                self.numel = max(self.numel, each.untyped_storage().nbytes() // each.element_size())
+        return result
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_nothing_larger_than_one_tile_is_ever_made(name, monkeypatch, without_shape_checks):
+    monkeypatch.setattr(tiles, "SIDE", 32)
+    images, captions = unit(150, 4, 0).requires_grad_(), unit(250, 4, 1).requires_grad_()
+    owners = torch.arange(250) % 150
+    one_tile = max(32 * 32, captions.numel())
+
+    def largest(streamed):
+        with LargestTensor() as watch:
+            tercet.objective(name)(images, captions, owners=owners, streamed=streamed).backward()
+        return watch.numel
+
+    assert largest(True) <= one_tile
+    assert largest(False) >= 150 * 250  # the watch sees the matrix when there is one
+
+
+def test_large_batches_stream_by_themselves_and_compiled_ones_do_not(monkeypatch):
+    o = tercet.objective("triplet-sh")
+    called = []
+    monkeypatch.setattr("tercet.objectives.base.streamed_scalar", lambda *_: called.append(True) or torch.zeros(()))
+    o(torch.zeros(100, 2), torch.zeros(100, 2))
+    assert not called
+    o(torch.zeros(1200, 2), torch.zeros(1200, 2))
+    assert called
+
+
+def test_what_needs_the_whole_matrix_says_so():
+    def pull(similarity, positives):
+        return -positives.to(similarity.dtype)
+
+    with pytest.raises(ValueError, match="pull needs the whole similarity at once and cannot be streamed"):
+        tercet.objective(pull)(torch.zeros(3, 2), torch.zeros(3, 2), streamed=True)
+
+
+@pytest.mark.parametrize("name", ["triplet-sh", "nt-xent", "cir/sig-ms"])
+def test_streaming_under_autocast_agrees_with_dense_under_autocast(name, monkeypatch):
+    monkeypatch.setattr(tiles, "SIDE", 8)
+    o, found = tercet.objective(name), []
+    for streamed in (True, False):
+        x, y = unit(12, 16, 0).float().requires_grad_(), unit(30, 16, 1).float().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            scalar = o(x, y, owners=torch.arange(30) % 12, streamed=streamed)
+        scalar.backward()
+        found.append((scalar.detach(), x.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0.05)
