@@ -14,8 +14,9 @@ MAY_IMPORT = {
     "objectives": {"contracts"},
     "evaluation": {"contracts"},
     "models": {"contracts"},
+    "analysis": {"contracts", "objectives", "evaluation"},
     "runs": {"contracts"},
-    "training": {"contracts", "data", "models", "objectives", "evaluation", "runs"},
+    "training": {"contracts", "data", "models", "objectives", "evaluation", "analysis", "runs"},
     "comparison": {"contracts", "data", "models", "objectives", "evaluation", "runs", "training"},
     "cli": {"comparison"},
 }

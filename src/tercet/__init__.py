@@ -4,15 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tercet.analysis.check import check_objective
+    from tercet.analysis.cocos import cocos
     from tercet.comparison.grid import compare
     from tercet.evaluation import evaluate
     from tercet.objectives import objective
 
 __version__ = "0.1.0"
-__all__ = ["compare", "evaluate", "objective"]
+__all__ = ["check_objective", "cocos", "compare", "evaluate", "objective"]
 
 # Where each public name lives. Looked up on first use: `import tercet` and `tercet --help` need no torch.
 _HOMES = {
+    "check_objective": "tercet.analysis.check",
+    "cocos": "tercet.analysis.cocos",
     "compare": "tercet.comparison.grid",
     "evaluate": "tercet.evaluation",
     "objective": "tercet.objectives",

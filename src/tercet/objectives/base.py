@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.contracts import PairGradient, PairMask, Similarity
+from tercet.objectives import distributed
 from tercet.objectives.hardest import hinge_of_hardest
 from tercet.objectives.masks import Rows, as_rows, ids_of_pairs, positives_from_ids
 from tercet.objectives.reduction import Reduction, query_weights
@@ -68,6 +69,7 @@ class RowObjective(ABC):
         """The scalar of S = scale * images @ captions.T + bias; without ids, row i of both is a pair.
 
         Above a size S is never held: `streamed` True or False forces the choice. Values and gradients are the same.
+        Under torch.distributed every rank must call it: the batch is that of all ranks together.
         """
         if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
             raise ValueError(
@@ -75,6 +77,9 @@ class RowObjective(ABC):
                 "image x dim and caption x dim with equal dim"
             )
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
+        if distributed.in_use():
+            ids_are_rows = image_ids is None
+            images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=ids_are_rows)
         if self._streams(images, captions, streamed):
             return streamed_scalar(self, images, captions, ids, scale, bias)
         similarity = images @ captions.T

@@ -44,10 +44,10 @@ class NTXent(RowObjective):
         positives = rows.positives.to(rows.similarity.dtype)  # two integers would divide in float32
         share = positives / positives.sum(dim=1, keepdim=True).clamp(min=1)
         candidates = rows.positives | rows.negatives
-        return (self._log_softmax(rows).exp() * candidates - share) / self.temperature
+        return (self.log_softmax(rows).exp() * candidates - share) / self.temperature
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
-        log_probability = torch.where(rows.positives, self._log_softmax(rows), 0.0)
+        log_probability = torch.where(rows.positives, self.log_softmax(rows), 0.0)
         return -log_probability.sum(dim=1) / rows.positives.sum(dim=1).clamp(min=1)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
@@ -78,7 +78,7 @@ class NTXent(RowObjective):
                 into.add_tile(tile.images, tile.captions, gradient)
         return scalar
 
-    def _log_softmax(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+    def log_softmax(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         # The lowest finite number, not -inf: a row of ignored pairs alone must not turn into NaN.
         lowest = torch.finfo(rows.similarity.dtype).min
         ignored = ~(rows.positives | rows.negatives)

@@ -45,7 +45,7 @@ class SmoothAP(RowObjective):
         return "smooth-ap"
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        soft = self._soft_ranks(rows)
+        soft = self.soft_ranks(rows)
         slope = soft.above * (1 - soft.above) / self.temperature  # anchor slot candidate
         squared_rank = (soft.among_positives + soft.negatives_above).square()
         push = (soft.among_positives / squared_rank)[:, :, None] * rows.negatives[:, None, :]
@@ -55,7 +55,7 @@ class SmoothAP(RowObjective):
         return gradient.scatter_add(1, soft.slots, -by_candidate.sum(dim=2))
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
-        soft = self._soft_ranks(rows)
+        soft = self.soft_ranks(rows)
         precision = soft.among_positives / (soft.among_positives + soft.negatives_above)
         return 1 - (soft.share * precision).sum(dim=1)
 
@@ -79,7 +79,7 @@ class SmoothAP(RowObjective):
                         into.add_tile(everything, anchors, gradient.T)
         return scalar
 
-    def _soft_ranks(self, rows: Rows) -> "_SoftRanks":
+    def soft_ranks(self, rows: Rows) -> "SoftRanks":
         slots, is_filled = positive_slots(rows.positives)
         difference = rows.similarity[:, None, :] - rows.similarity.gather(1, slots)[:, :, None]
         others = torch.arange(rows.similarity.shape[1], device=slots.device) != slots[:, :, None]
@@ -89,10 +89,10 @@ class SmoothAP(RowObjective):
         negatives_above = (above * rows.negatives[:, None, :]).sum(dim=2)
         filled = is_filled.to(above.dtype)
         share = filled / filled.sum(dim=1, keepdim=True).clamp(min=1)
-        return _SoftRanks(slots, share, above, among_positives, negatives_above)
+        return SoftRanks(slots, share, above, among_positives, negatives_above)
 
 
-class _SoftRanks(NamedTuple):
+class SoftRanks(NamedTuple):
     """Slot k of an anchor is its k-th positive; an unfilled slot has share 0."""
 
     slots: Int[Tensor, "anchor slot"]

@@ -1,0 +1,206 @@
+"""The gradient contract: does anybody's objective deliver the gradient it claims, everywhere it is delivered?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tercet.analysis.two_processes import gradients_of_two_processes
+from tercet.objectives import objective as objective_of
+from tercet.objectives.masks import as_rows, positives_from_ids
+
+EXACT, DIFFERENCES, SINGLE = 1e-10, 1e-6, 1e-4  # tolerances, relative to the largest expected entry
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question with its answer; `error` is None where the question does not apply."""
+
+    name: str
+    error: float | None
+    tolerance: float
+    note: str
+
+    @property
+    def passed(self) -> bool:
+        return self.error is None or self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"  --    {self.name:<24} not checked: {self.note}"
+        if self.passed:
+            return f"  ok    {self.name:<24} {self.error:.1e} <= {self.tolerance:.0e}"
+        return f"  FAIL  {self.name:<24} {self.error:.1e} >  {self.tolerance:.0e}  {self.note}"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check_objective` found; true where nothing failed. Print it."""
+
+    objective: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def failed(self) -> list[str]:
+        return [check.name for check in self.checks if not check.passed]
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        verdict = "delivers the gradient it claims" if self.passed else f"FAILS: {', '.join(self.failed)}"
+        return "\n".join([f"{self.objective} {verdict}", *map(str, self.checks)])
+
+
+def check_objective(subject: Any, *, takes: str | None = None, processes: bool = True) -> CheckReport:
+    """Check an objective's gradient against itself in every way that it can be delivered.
+
+    `subject` is whatever `tercet.objective` takes, an object with the methods of an objective, or, with
+    `takes="embeddings"`, any callable (images, captions) -> scalar loss, row i of both being a pair.
+    `processes=False` leaves out the comparison with two processes, which takes a few seconds.
+    """
+    if takes not in (None, "embeddings"):
+        raise ValueError(f"takes must be None or 'embeddings', got {takes!r}")
+    if takes == "embeddings":
+        name = getattr(subject, "__name__", type(subject).__name__)
+        checks = _checks_of_a_loss(subject)
+        call, ids = subject, False
+    else:
+        subject = subject if hasattr(subject, "pair_gradient") else objective_of(subject)
+        name, checks, call, ids = subject.name, _checks_of_an_objective(subject), subject, True
+    checks.append(_two_processes(call, ids) if processes else Check("two processes", None, EXACT, "left out as asked"))
+    return CheckReport(name, tuple(checks))
+
+
+class _Batch:
+    """Five images, each with one to four captions near it, in float64; `paired` takes one caption an image."""
+
+    def __init__(self, paired: bool = False) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.image_ids = torch.tensor([3, 1, 4, 7, 5])
+        self.caption_ids = self.image_ids if paired else torch.tensor([3, 1, 4, 7, 5, 3, 3, 1, 4, 4, 3, 7])
+        owners = (self.image_ids[None, :] == self.caption_ids[:, None]).int().argmax(dim=1)
+        images = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+        noise = torch.randn(len(owners), 4, generator=generator, dtype=torch.float64)
+        self.images = torch.nn.functional.normalize(images, dim=1)
+        self.captions = torch.nn.functional.normalize(self.images[owners] + 0.7 * noise, dim=1)
+        self.similarity = self.images @ self.captions.T
+        self.positives = positives_from_ids(self.image_ids, self.caption_ids)
+
+    def ids(self) -> dict[str, Tensor]:
+        return {"image_ids": self.image_ids, "caption_ids": self.caption_ids}
+
+
+def _checks_of_an_objective(subject: Any) -> list[Check]:
+    batch = _Batch()
+    claimed = subject.pair_gradient(batch.similarity, batch.positives)
+    checks = []
+    if subject.has_value:
+        s = batch.similarity.clone().requires_grad_()
+        (by_autograd,) = torch.autograd.grad(subject.value(s, batch.positives), s)
+        by_differences = _differences(lambda s: subject.value(s, batch.positives), batch.similarity)
+        checks += [
+            _compare("autograd of value", {"S": claimed}, {"S": by_autograd}, EXACT),
+            _compare("finite differences", {"S": claimed}, {"S": by_differences}, DIFFERENCES),
+        ]
+    else:
+        no_value = "it has no value, so no loss to differentiate"
+        checks += [Check(each, None, EXACT, no_value) for each in ("autograd of value", "finite differences")]
+    checks.append(_descent(claimed, batch))
+    expected = {"images": claimed @ batch.captions, "captions": claimed.T @ batch.images}
+    delivered = _delivered(lambda x, y: subject(x, y, **batch.ids()), batch)
+    checks += [
+        _compare("delivered to embeddings", delivered, expected, EXACT, "is a term missing, or one too many?"),
+        _upstream(lambda x, y: subject(x, y, **batch.ids()), batch),
+    ]
+    if getattr(subject, "can_stream", False):
+        streamed = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
+        checks.append(_compare("streamed", streamed, expected, EXACT))
+    else:
+        checks.append(Check("streamed", None, EXACT, "it needs the whole similarity at once"))
+    single = subject.pair_gradient(batch.similarity.float(), batch.positives).double()
+    checks.append(_compare("float32", {"S": single}, {"S": claimed}, SINGLE))
+    return checks
+
+
+def _checks_of_a_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> list[Check]:
+    batch = _Batch(paired=True)
+    delivered = _delivered(loss, batch)
+    by_differences = {
+        "images": _differences(lambda x: loss(x, batch.captions), batch.images),
+        "captions": _differences(lambda y: loss(batch.images, y), batch.captions),
+    }
+    single = _delivered(lambda x, y: loss(x.float(), y.float()), batch)
+    return [
+        _compare("finite differences", delivered, by_differences, DIFFERENCES),
+        _upstream(loss, batch),
+        _compare("float32", single, delivered, SINGLE),
+    ]
+
+
+def _delivered(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch, upstream: float = 1.0) -> dict[str, Tensor]:
+    images, captions = batch.images.clone().requires_grad_(), batch.captions.clone().requires_grad_()
+    (upstream * call(images, captions)).backward()
+    return {
+        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, leaf in (("images", images), ("captions", captions))
+    }
+
+
+def _upstream(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch) -> Check:
+    """A loss scale, accumulation or a weight beside other losses reaches an objective only as upstream gradient."""
+    expected = {name: 3.5 * gradient for name, gradient in _delivered(call, batch).items()}
+    hint = "3.5 x the scalar must deliver 3.5 x the gradient: does backward ignore what comes in?"
+    return _compare("upstream gradient", _delivered(call, batch, upstream=3.5), expected, EXACT, hint)
+
+
+def _descent(claimed: Tensor, batch: _Batch) -> Check:
+    """The sign: a small step along -G must bring positives closer than it brings negatives, in total."""
+    rows = as_rows(batch.similarity, batch.positives, None)
+    pulled = -(claimed * rows.positives).sum() / rows.positives.sum()
+    pushed = (claimed * rows.negatives).sum() / rows.negatives.sum()
+    wrong = max(0.0, -float(pulled + pushed))
+    moves = f"a step along -G moves positives by {float(pulled):+.2e} and negatives by {-float(pushed):+.2e}"
+    return Check("sign", wrong, 0.0, f"{moves}: is the sign right?")
+
+
+def _two_processes(call: Any, ids: bool) -> Check:
+    batch = _Batch(paired=not ids)
+    found = gradients_of_two_processes(call, batch.images, batch.captions, batch.ids() if ids else None)
+    if isinstance(found, str):
+        return Check("two processes", None if found.startswith("not here") else float("inf"), EXACT, found)
+    hint = "after averaging over ranks, as DDP does, against one process on the whole batch"
+    return _compare("two processes", *found, EXACT, hint)
+
+
+def _differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
+    """Central differences, entry by entry."""
+    gradient = torch.zeros_like(at)
+    with torch.no_grad():
+        for place in torch.cartesian_prod(*(torch.arange(size) for size in at.shape)).tolist():
+            move = torch.zeros_like(at)
+            move[tuple(place)] = step
+            gradient[tuple(place)] = (function(at + move) - function(at - move)) / (2 * step)
+    return gradient
+
+
+def _compare(
+    name: str, actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, hint: str = ""
+) -> Check:
+    """The largest disagreement, relative to the largest expected entry, and where it stands."""
+    size = max(1.0, *(each.abs().max().item() for each in expected.values()))
+    worst, note = 0.0, ""
+    for part, wanted in expected.items():
+        error = (actual[part].double() - wanted.double()).abs() / size
+        error = torch.where(error.isnan(), torch.inf, error)
+        if error.numel() and error.max() > worst:
+            place = torch.unravel_index(error.argmax(), error.shape)
+            worst, index = error.max().item(), ", ".join(str(int(each)) for each in place)
+            note = f"at {part}[{index}]: {wanted[place].item():.6g} expected, {actual[part][place].item():.6g} found"
+    return Check(name, worst, tolerance, "; ".join(filter(None, [note, hint])))

@@ -1,0 +1,131 @@
+"""Ours pass the gradient contract; objectives broken on purpose each fail, and for the right reason."""
+
+import pytest
+import torch
+
+import tercet
+from tercet.objectives import CATALOGUE, distributed
+from tercet.objectives.triplet_sh import HardestTriplet
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_ours_pass(name):
+    report = tercet.check_objective(
+        name, processes=name in ("triplet", "nt-xent", "smooth-ap", "sigmoid", "cir/sig-ms")
+    )
+    assert report, str(report)
+
+
+def test_own_objectives_pass():
+    def clip(similarity, positives):
+        target = positives / positives.sum(dim=1, keepdim=True)
+        return torch.nn.functional.cross_entropy(similarity / 0.1, target.to(similarity.dtype))
+
+    for own in (clip, (lambda p, n: torch.sigmoid(n - p), torch.ones_like, torch.ones_like)):
+        report = tercet.check_objective(own)
+        assert report, str(report)
+
+
+class WrongSign(HardestTriplet):
+    def row_gradient(self, rows):
+        return -super().row_gradient(rows)
+
+
+def pulls_negatives(similarity, positives):
+    return positives.to(similarity.dtype) - (~positives).to(similarity.dtype)
+
+
+class _HingeGradient(torch.autograd.Function):
+    """triplet-sh on embeddings as a user might write it: `broken` says what is wrong with its backward."""
+
+    @staticmethod
+    def forward(ctx, images, captions, objective, positives, broken):
+        similarity = images @ captions.T
+        ctx.gradients = objective.pair_gradients(similarity, positives)
+        ctx.embeddings, ctx.positives, ctx.broken = (images, captions), positives, broken
+        return objective.value(similarity, positives)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        images, captions = ctx.embeddings
+        i2t, t2i = ctx.gradients
+        for_images = (i2t + t2i) @ captions
+        if ctx.broken == "scatter":  # forgets what an image gets as the hardest negative of captions: Eq. 3 as printed
+            for_images = (i2t + t2i * ctx.positives) @ captions
+        upstream = torch.ones_like(upstream) if ctx.broken == "upstream" else upstream
+        return upstream * for_images, upstream * (i2t + t2i).T @ images, None, None, None
+
+
+class Delivers(HardestTriplet):
+    """The right pair gradient, delivered wrongly to the embeddings."""
+
+    def __call__(self, images, captions, *, image_ids, caption_ids):
+        if distributed.in_use():
+            ids = image_ids, caption_ids
+            images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=False)
+            image_ids, caption_ids = ids
+            if self.broken == "world size":  # the same value, its gradient divided by the number of processes
+                images, captions = (x / 2 + x.detach() / 2 for x in (images, captions))
+        positives = image_ids[:, None] == caption_ids[None, :]
+        return _HingeGradient.apply(images, captions, HardestTriplet(), positives, self.broken)
+
+
+def delivers(what):
+    return type("Delivers", (Delivers,), {"broken": what, "can_stream": False})()
+
+
+def test_delivered_rightly_it_passes():
+    report = tercet.check_objective(delivers("nothing"))
+    assert report, str(report)
+
+
+@pytest.mark.parametrize(
+    ("subject", "reasons"),
+    [
+        (WrongSign(), ["autograd of value", "finite differences", "sign", "streamed"]),
+        (pulls_negatives, ["sign"]),
+        (delivers("scatter"), ["delivered to embeddings"]),
+        (delivers("upstream"), ["upstream gradient"]),
+        (delivers("world size"), ["two processes"]),
+    ],
+    ids=["wrong sign", "wrong sign, no value", "missing scatter term", "ignored upstream", "1 / world size"],
+)
+def test_broken_ones_fail_for_the_right_reason(subject, reasons):
+    report = tercet.check_objective(subject)
+    assert report.failed == reasons, str(report)
+    assert not report
+    assert "FAIL" in str(report)
+
+
+def test_the_place_of_the_largest_disagreement_is_named():
+    report = tercet.check_objective(delivers("scatter"), processes=False)
+    (check,) = [each for each in report.checks if not each.passed]
+    assert "at images[" in check.note
+    assert "expected" in check.note
+
+
+def test_a_loss_on_embeddings_can_be_checked_too():
+    def good(images, captions):
+        return torch.nn.functional.cross_entropy(images @ captions.T / 0.1, torch.arange(len(images)))
+
+    def forgets_captions(images, captions):
+        return good(images, captions.detach())
+
+    assert tercet.check_objective(good, takes="embeddings", processes=False)
+    report = tercet.check_objective(forgets_captions, takes="embeddings", processes=False)
+    assert report.failed == ["finite differences"]
+    assert "captions[" in str(report)
+
+
+def test_a_loss_that_looks_at_its_own_rank_alone_fails_with_two_processes():
+    def local_only(images, captions):
+        return torch.nn.functional.cross_entropy(images @ captions.T / 0.1, torch.arange(len(images)))
+
+    assert tercet.check_objective(local_only, takes="embeddings").failed == ["two processes"]
+
+
+def test_what_cannot_be_checked_is_said():
+    report = tercet.check_objective("con/lin", processes=False)
+    assert "not checked: it has no value" in str(report)
+    with pytest.raises(ValueError, match="takes must be None or 'embeddings'"):
+        tercet.check_objective("con/lin", takes="words")

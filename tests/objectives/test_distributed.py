@@ -1,0 +1,88 @@
+"""One process on the whole batch equals 2 and 3 processes on unequal parts of it, after DDP's averaging, to 1e-10."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import tercet
+from tercet.objectives import CATALOGUE
+
+EVERY = [(name, reduction) for name in CATALOGUE for reduction in ("sum", "mean")]
+IMAGES = [4, 1, 3]  # rows of each rank
+CAPTIONS = [5, 4, 6]
+
+
+class Towers(nn.Module):
+    """Two linear encoders and a learned scale and bias: parameters that DDP averages."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.caption = nn.Linear(5, 4).double(), nn.Linear(5, 4).double()
+        self.scale, self.bias = nn.Parameter(torch.tensor(1.3).double()), nn.Parameter(torch.tensor(0.1).double())
+
+    def forward(self, images, captions):
+        encoded = (self.image(images), self.caption(captions))
+        return *(nn.functional.normalize(each) for each in encoded), self.scale, self.bias
+
+
+def batch(world):
+    """What each rank holds; ids repeat within and across ranks, and one image has no caption anywhere."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(sum(IMAGES[:world]), 5, generator=generator, dtype=torch.float64)
+    captions = torch.randn(sum(CAPTIONS[:world]), 5, generator=generator, dtype=torch.float64)
+    image_ids = torch.arange(len(images)) * 10
+    image_ids[-1] = image_ids[0]
+    caption_ids = image_ids[torch.arange(len(captions)) * 3 % (len(images) - 1)]
+    columns = ((images, IMAGES), (captions, CAPTIONS), (image_ids, IMAGES), (caption_ids, CAPTIONS))
+    return list(zip(*(column.split(sizes[:world]) for column, sizes in columns), strict=True))
+
+
+def results(model, parts, name, reduction, streamed, paired):
+    """The scalar and every parameter's gradient."""
+    images, captions, image_ids, caption_ids = parts
+    model.zero_grad()
+    o = tercet.objective(name, reduction=reduction)
+    if paired:  # no ids: row i of both is a pair, on every rank by itself
+        captions, ids = captions[: len(images)], {}
+    else:
+        ids = {"image_ids": image_ids, "caption_ids": caption_ids}
+    x, y, scale, bias = model(images, captions)
+    scalar = o(x, y, scale=scale, bias=bias, streamed=streamed, **ids)
+    scalar.backward()
+    return [scalar.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def worker(rank, world, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    parts = batch(world)
+    found = {}
+    model = DistributedDataParallel(Towers())
+    for name, reduction in EVERY:
+        for streamed in (False, True):
+            for paired in (False, True):
+                key = name, reduction, streamed, paired
+                found[key] = [each.clone() for each in results(model, parts[rank], *key)]
+    torch.save(found, f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_equal_one_process_on_the_whole_batch(world, tmp_path):
+    mp.spawn(worker, args=(world, tmp_path), nprocs=world)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(world)]
+    parts = batch(world)
+    whole = [torch.cat(column) for column in zip(*parts, strict=True)]
+    # without ids, captions are paired rank by rank: the same rows must be cut from the whole
+    rows = [captions[: len(images)] for images, captions, _, _ in parts]
+    model = Towers()
+    for key in ranks[0]:
+        whole_parts = [whole[0], torch.cat(rows) if key[3] else whole[1], *whole[2:]]
+        expected = results(model, whole_parts, *key)
+        for rank in ranks:
+            for actual, wanted in zip(rank[key], expected, strict=True):
+                torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
