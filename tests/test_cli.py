@@ -1,6 +1,8 @@
 """The command line as a user meets it, in processes of its own."""
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
 
@@ -22,45 +24,101 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
 
 
 def test_mistakes_get_one_line_and_exit_code_2(tmp_path):
+    (tmp_path / "file").touch()
     for arguments, message in [
         (["compar"], "no such command; known: compare"),
         (["compare", "--objectives", "tripet"], "did you mean 'triplet'"),
         (["compare", "--seeds", "0"], "--seeds must be at least 1"),
-        (["compare", "--objectives", "triplet", "triplet"], "more than once"),
+        (["compare", "--objectives", "cir/lin", "cir+lin"], "cir/lin more than once"),
         (["compare", "--objectives", "nowhere.py:fn"], "no file 'nowhere.py'"),
+        (["compare", "--runs", "file/inside"], "cannot write run folders to file/inside"),
     ]:
         run = tercet(*arguments, cwd=tmp_path)
         assert run.returncode == 2, run
         assert message in run.stderr
         assert "Traceback" not in run.stderr
-        assert not list(tmp_path.iterdir())
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+SMALL = ["compare", "--scenes", "600", "--epochs", "2"]
+OWN = "def own(similarity, positives):\n    return {sign}positives.to(similarity.dtype)\n"
+
+
+def table(folder):
+    (file,) = (folder / "runs").glob("comparison_*.json")
+    return json.loads(file.read_text())["results"]
+
+
+def folders(root):
+    return sorted(path.name for path in (root / "runs").iterdir() if path.is_dir())
 
 
 def test_compare_from_end_to_end_then_again_from_its_run_folders(tmp_path):
     """Real scenes, heads, objectives (one of them one's own), evaluation, run folders and the table."""
-    (tmp_path / "mine.py").write_text(
-        "def pull_only(similarity, positives):\n    return -positives.to(similarity.dtype)\n"
-    )
-    small = [
-        "compare",
-        "--objectives",
-        "triplet-sh",
-        "nt-xent",
-        "mine.py:pull_only",
-        "--scenes",
-        "600",
-        "--epochs",
-        "2",
-    ]
-    first = tercet(*small, cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(OWN.format(sign="-"))
+    command = [*SMALL, "--objectives", "triplet-sh", "nt-xent", "mine.py:own"]
+    first = tercet(*command, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    results = json.loads((tmp_path / "runs" / "comparison.json").read_text())
-    assert [len(results[name]) for name in ("triplet-sh", "nt-xent", "mine.py:pull_only")] == [2, 2, 2]
+    results = table(tmp_path)
+    assert [len(results[name]) for name in ("triplet-sh", "nt-xent", "mine.py:own")] == [2, 2, 2]
     chance = 100 * 10 / 200
     assert all(seed["t2i_r10"] > 3 * chance for seed in results["nt-xent"])
-    assert "nt-xent" in first.stdout
-    folders = sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir())
-    assert len(folders) == 6
-    second = tercet(*small, cwd=tmp_path)
+    assert results["nt-xent"][0] != results["nt-xent"][1]
+    assert len(folders(tmp_path)) == 6
+    second = tercet(*command, cwd=tmp_path)
     assert second.stdout == first.stdout
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir()) == folders
+    assert len(folders(tmp_path)) == 6
+    (tmp_path / "mine.py").write_text(OWN.format(sign=""))  # an edited objective is another run
+    third = tercet(*command, cwd=tmp_path)
+    assert third.stdout != first.stdout
+    assert len(folders(tmp_path)) == 8
+
+
+def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
+    command = [*SMALL, "--objectives", "triplet-sh", "nt-xent"]
+    undisturbed = tercet(*command, "--runs", "other", cwd=tmp_path)
+    for delay in (3.0, 4.0, 5.0):
+        process = subprocess.Popen([sys.executable, "-m", "tercet.cli", *command], cwd=tmp_path, stderr=subprocess.PIPE)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(delay)
+        process.kill()
+        process.communicate()
+    finished = tercet(*command, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[:4] == undisturbed.stdout.splitlines()[:4]
+    assert len(folders(tmp_path)) == 4
+
+
+def test_two_processes_may_compare_into_one_folder(tmp_path):
+    command = [sys.executable, "-m", "tercet.cli", *SMALL, "--objectives", "triplet-sh", "--seeds", "1"]
+    both = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert len(folders(tmp_path)) == 1
+
+
+def test_a_damaged_run_folder_is_named(tmp_path):
+    command = [*SMALL, "--objectives", "triplet-sh", "--seeds", "1"]
+    tercet(*command, cwd=tmp_path)
+    (run,) = folders(tmp_path)
+    (tmp_path / "runs" / run / "metrics.jsonl").write_text("")
+    again = tercet(*command, cwd=tmp_path)
+    assert again.returncode == 2
+    assert f"{run}/metrics.jsonl is damaged or missing" in again.stderr
+
+
+def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tercet.cli", "compare", "--epochs", "200"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(6)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "finished runs are kept, call again to go on" in errors
+    assert "Traceback" not in errors

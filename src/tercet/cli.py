@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 
 import tercet
 
@@ -15,9 +16,12 @@ def main() -> None:
     if given[0] == "--version":
         print(f"tercet {tercet.__version__}")
         return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot print a sign is no reason to stop
     try:
         _command(given[0])(given[1:])
-    except ValueError as mistake:
+    except (ValueError, OSError) as mistake:
         print(f"tercet {given[0]}: {mistake}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -36,8 +40,9 @@ def _compare(arguments: list[str]) -> None:
 
     from tercet.comparison.grid import compare
 
-    compare(settings).print(Console())
-    print(f"\nTable and runs: {settings.runs}/comparison.md, comparison.json and a folder a run")
+    comparison = compare(**vars(settings))
+    comparison.print(Console())
+    print(f"\nThis table as Markdown and JSON: {settings.runs / comparison.file_stem}.md, .json; the runs beside it")
 
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {

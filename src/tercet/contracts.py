@@ -11,7 +11,7 @@ Axes, as words in the types:
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -31,6 +31,7 @@ class Batch:
     caption_ids: Int[Tensor, " caption"]
 
 
+@runtime_checkable
 class Matcher(Protocol):
     """Left of the waist: turns images and captions into a similarity, larger is closer."""
 
@@ -43,6 +44,7 @@ class Matcher(Protocol):
     def similarity(self, encoded_images: Tensor, encoded_captions: Tensor) -> Similarity: ...
 
 
+@runtime_checkable
 class Objective(Protocol):
     """Right of the waist: maps (similarity, positives) to the pair gradient G = dL/dS."""
 

@@ -1,4 +1,4 @@
-"""S -> ranks -> metrics, by counting rather than sorting. Ties count against the positive."""
+"""S -> ranks -> metrics. Ties count against the positive."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,8 @@ def evaluate(similarity: Similarity, positives: PairMask) -> dict[str, float]:
     >>> metrics["i2t_r1"], metrics["t2i_r1"], metrics["i2t_meanr"]
     (50.0, 100.0, 1.5)
     """
+    if not torch.is_tensor(positives) or not torch.is_tensor(similarity):
+        raise ValueError("similarity and positives must be tensors: both are image x caption")
     if positives.shape != similarity.shape or positives.dtype != torch.bool or similarity.ndim != 2:
         raise ValueError(
             f"positives {tuple(positives.shape)} {positives.dtype} must be a boolean mask that matches "
@@ -38,11 +40,11 @@ def ranks_of_positives(
 
     A negative of equal similarity comes first, so that a collapsed model scores 0 rather than luck.
     """
-    slots = max(1, int(positives.sum(dim=1).max())) if len(positives) else 1
+    slots = int(positives.sum(dim=1).max())
     found = similarity.masked_fill(~positives, -torch.inf).topk(slots, dim=1).values  # descending
     negatives = similarity.masked_fill(positives, -torch.inf).sort(dim=1).values
     below = torch.searchsorted(negatives, found.contiguous())  # strictly less similar; the rest is ahead or equal
-    ranks = similarity.shape[1] - below + torch.arange(1, slots + 1)
+    ranks = similarity.shape[1] - below + torch.arange(1, slots + 1, device=similarity.device)
     return torch.where(found.isinf(), 0, ranks)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from tercet.contracts import Matcher, Objective
 from tercet.data.batches import batches_per_epoch, paired_batches
 from tercet.data.features import FeatureSet
 from tercet.evaluation import evaluate
 from tercet.models import Heads
-from tercet.objectives import RowObjective
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class TrainSettings:
 
     objective: str
     objective_settings: dict[str, Any] = field(default_factory=dict)
+    objective_source: str | None = None
+    """Checksum of the file that an own objective comes from: an edited one makes another run."""
     seed: int = 0
     model: str = "heads"
     joint_dim: int = 256
@@ -30,7 +32,7 @@ class TrainSettings:
 
 
 def train(
-    objective: RowObjective, data: FeatureSet, settings: TrainSettings, after_step: Callable[[float], None]
+    objective: Objective, data: FeatureSet, settings: TrainSettings, after_step: Callable[[float], None]
 ) -> Heads:
     """Train on `data`; after every step `after_step` hears the monitor, which compares across objectives."""
     with torch.random.fork_rng(devices=[]):
@@ -53,7 +55,7 @@ def train(
 
 
 @torch.no_grad()
-def evaluate_model(model: Heads, data: FeatureSet) -> dict[str, float]:
+def evaluate_model(model: Matcher, data: FeatureSet) -> dict[str, float]:
     similarity = model.similarity(model.encode_images(data.images), model.encode_captions(data.captions))
     return evaluate(similarity, torch.arange(len(data.images))[:, None] == data.owners[None, :])
 

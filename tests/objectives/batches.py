@@ -35,7 +35,12 @@ CASES = {
     "repeated ids 5 x 7": _by_ids([7, 7, 2, 5, 2], [2, 7, 5, 5, 7, 2, 7], seed=4),
     "queries without a positive 4 x 5": _by_ids([0, 1, 8, 9], [1, 1, 0, 6, 7], seed=5),
     "many ignored 6 x 4": _by_ids([0, 1, 2, 3, 0, 1], [3, 2, 1, 0], seed=6, ignored_share=0.5),
-    "wide spread 5 x 9": Case(*_by_ids([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 0, 1, 2, 3], seed=7)[:2]),
     "square 6 x 6": _by_ids(list(range(6)), list(range(6)), seed=8),
 }
-CASES["wide spread 5 x 9"] = CASES["wide spread 5 x 9"]._replace(similarity=CASES["wide spread 5 x 9"].similarity * 5)
+for spread in (5, 20, 50):  # exponents reach their bound of 60
+    narrow = _by_ids([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 0, 1, 2, 3], seed=spread)
+    CASES[f"spread {spread}, 5 x 9"] = narrow._replace(similarity=narrow.similarity * spread)
+
+# Dyadic similarities: sums and differences with a slack or margin of 1/8 are exact, so that every tie is a tie.
+_dyadic = _by_ids([0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2, 3, 3], seed=9)
+CASES["ties on a grid 4 x 9"] = _dyadic._replace(similarity=(_dyadic.similarity * 8).round() / 8)

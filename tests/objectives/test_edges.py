@@ -96,6 +96,14 @@ WRONG = {
         ),
         "not both",
     ),
+    "owners that are no rows": (
+        lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.tensor([7, 8, 9])),
+        "owners are rows of 3 images, got 7 to 9",
+    ),
+    "owners in a list": (lambda o: o(torch.zeros(2, 8), torch.zeros(2, 8), owners=[0, 1]), "tensor of integers"),
+    "positives in a list": (lambda o: o.pair_gradient(S, P.tolist()), "boolean tensor, got list"),
+    "two types": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8).double()), "both must be of one type"),
+    "a scale for each": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), scale=torch.ones(3)), "one number"),
     "too few owners": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.arange(2)), "owners of shape"),
 }  # fmt: skip
 
@@ -105,3 +113,21 @@ def test_wrong_input_gets_a_clear_word(mistake, without_shape_checks):
     call, message = WRONG[mistake]
     with pytest.raises(ValueError, match=message):
         call(tercet.objective("triplet"))
+
+
+@every_objective
+@pytest.mark.parametrize("there", [1e38, -torch.inf, torch.nan])
+def test_what_stands_at_an_ignored_pair_does_not_matter(name, settings, there):
+    o, ignored = tercet.objective(name, **settings), torch.zeros_like(HOUSE)
+    ignored[0, 7] = ignored[1, 5] = True
+    expected = o.pair_gradient(NOISE, HOUSE, ignored)
+    strange = NOISE.masked_fill(ignored, there)
+    assert torch.equal(o.pair_gradient(strange, HOUSE, ignored), expected)
+    assert torch.equal(o.on_similarity(strange, HOUSE, ignored), o.on_similarity(NOISE, HOUSE, ignored))
+
+
+def test_a_hinge_is_never_negative_in_float32():
+    similarity = torch.cat([torch.tensor([[0.7]]), 0.5 + 1e-7 * torch.rand(1, 500)], dim=1)
+    positives = torch.zeros(1, 501, dtype=torch.bool)
+    positives[0, 0] = True
+    assert tercet.objective("triplet").value(similarity, positives) >= 0

@@ -18,6 +18,9 @@ VARIANTS = [
     ("sigmoid", {"temperature": 0.3, "bias": 0.5}),
     ("nca/sig-ms", {"alpha": 3.0, "beta": 4.0, "lam": 0.1, "slack": 0.3, "tau": 5.0}),
     ("con/lin-ms", {"slack": -0.1, "margin": 0.4}),
+    ("con/lin-ms", {"slack": 0.125, "margin": 0.125}),  # with ties on a grid: both sets are strict, and the hinge is
+    ("nca/sig-ms", {"slack": 0.125}),
+    ("triplet", {"margin": 0.125}),
 ]
 VALUED = [variant for variant in VARIANTS if tercet.objective(variant[0], **variant[1]).has_value]
 

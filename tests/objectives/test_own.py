@@ -1,5 +1,7 @@
 """One's own objective, in each of its three forms, can do what ours can."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -73,11 +75,11 @@ def test_a_module_is_a_loss_too():
     assert torch.equal(own.pair_gradient(*CASE[:2]), torch.where(CASE.positives, -1.0, 1.0).double())
 
 
-def test_ignored_pairs_reach_a_third_parameter_and_are_refused_without_one():
+def test_ignored_pairs_reach_a_parameter_of_that_name_and_are_refused_without_one():
     case = CASES["house 3 x 15, ignored pairs"]
     gradient = tercet.objective(sees_ignored).pair_gradient(*case)
     assert not gradient[case.ignored].any()
-    with pytest.raises(ValueError, match="add a third parameter, ignored"):
+    with pytest.raises(ValueError, match="add a parameter named ignored"):
         tercet.objective(hinge_gradient).pair_gradient(*case)
 
 
@@ -98,3 +100,73 @@ def test_a_function_comes_from_a_file(tmp_path):
     assert torch.equal(own.pair_gradients(*CASE[:2])[0], -CASE.positives.double())
     with pytest.raises(ValueError, match=r"defines no 'push'; it defines: pull"):
         tercet.objective(f"{file}:push")
+
+
+def test_a_default_setting_of_ones_own_is_left_alone():
+    def scaled(similarity, positives, temperature=0.1):
+        return cross_entropy(similarity / temperature, positives.to(similarity.dtype))
+
+    own = tercet.objective(scaled)
+    torch.testing.assert_close(own.value(*CASE[:2]), scaled(*CASE[:2]))
+    half = tercet.objective(functools.partial(scaled, temperature=0.5))
+    assert half.name == "scaled"
+    torch.testing.assert_close(half.value(*CASE[:2]), scaled(*CASE[:2], temperature=0.5))
+
+
+def test_a_module_may_take_ignored_pairs_and_train_parameters_of_its_own():
+    class Learned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(10.0))
+
+        def forward(self, similarity, positives, ignored):
+            return (self.scale * similarity * positives * ~ignored).sum()
+
+    module = Learned()
+    case = CASES["house 3 x 15, ignored pairs"]
+    similarity = case.similarity.float().requires_grad_()
+    tercet.objective(module).on_similarity(similarity, case.positives, case.ignored).backward()
+    assert module.scale.grad is not None
+    assert not similarity.grad[case.ignored].any()
+
+
+def test_what_a_gradient_says_of_ignored_pairs_or_of_no_positive_does_not_spread():
+    case = CASES["house 3 x 15, ignored pairs"]
+    ones = tercet.objective(lambda similarity, positives, ignored: torch.ones_like(similarity))
+    assert not ones.pair_gradient(*case)[case.ignored].any()
+    without = CASES["queries without a positive 4 x 5"]
+    shares = tercet.objective(lambda similarity, positives: positives / -positives.sum(dim=1, keepdim=True))
+    assert shares.pair_gradient(*without[:2]).isfinite().all()
+
+
+def test_a_gradient_may_differentiate_something_itself():
+    def by_autograd(similarity, positives):
+        s = similarity.detach().requires_grad_()
+        return torch.autograd.grad((s.square() * ~positives).sum(), s)[0]
+
+    gradient = tercet.objective(by_autograd).pair_gradients(*CASE[:2])[0]
+    torch.testing.assert_close(gradient, 2 * CASE.similarity * ~CASE.positives)
+
+
+def test_an_objective_is_itself_and_settings_of_ones_own_are_few():
+    o = tercet.objective("triplet")
+    assert tercet.objective(o) == o
+    assert tercet.objective(o, margin=0.3) == tercet.objective("triplet", margin=0.3)
+    with pytest.raises(ValueError, match="no setting 'margin'; it has: reduction"):
+        tercet.objective(hinge_gradient, margin=3)
+
+
+def test_a_file_may_use_dataclasses_and_its_neighbours_and_its_errors_name_the_line(tmp_path):
+    (tmp_path / "neighbour.py").write_text("MARGIN = 0.3\n")
+    good = tmp_path / "good_objective.py"
+    good.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour import MARGIN\n"
+        "@dataclass\nclass Settings:\n    margin: float = MARGIN\n"
+        "def pull(similarity, positives):\n    return -Settings().margin * positives.to(similarity.dtype)\n"
+    )
+    assert tercet.objective(f"{good}:pull").pair_gradients(*CASE[:2])[0].min() == pytest.approx(-0.3)
+    for content, message in (("x = 1\ndef pull(:\n", "line 2: SyntaxError"), ("import os\n1 / 0\n", "line 2: ZeroDiv")):
+        bad = tmp_path / "bad_objective.py"
+        bad.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            tercet.objective(f"{bad}:pull")

@@ -119,3 +119,10 @@ def test_streaming_under_autocast_agrees_with_dense_under_autocast(name, monkeyp
         scalar.backward()
         found.append((scalar.detach(), x.grad))
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0.05)
+
+
+def test_dense_smooth_ap_makes_no_cube(without_shape_checks):
+    images, captions = unit(40, 4, 0).requires_grad_(), unit(200, 4, 1).requires_grad_()
+    with LargestTensor() as watch:
+        tercet.objective("smooth-ap")(images, captions, owners=torch.arange(40).repeat_interleave(5)).backward()
+    assert watch.numel <= 40 * 5 * 200

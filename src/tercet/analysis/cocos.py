@@ -64,7 +64,7 @@ def own_terms(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
     """The published quantities of one direction; none for an objective that the study did not look at."""
     count = OWN_TERMS.get(type(objective))
     is_query = rows.positives.any(dim=1)
-    return {} if count is None else count(objective, Rows(*(matrix[is_query] for matrix in rows)), epsilon)
+    return {} if count is None else count(objective, rows.each(lambda matrix: matrix[is_query]), epsilon)
 
 
 def general(rows: Rows, gradient: Float[Tensor, "anchor candidate"], epsilon: float) -> Counts:

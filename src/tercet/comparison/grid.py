@@ -2,11 +2,12 @@
 
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tercet import runs
@@ -16,27 +17,44 @@ from tercet.data.batches import batches_per_epoch
 from tercet.data.features import FeatureSet
 from tercet.data.scenes import scenes
 from tercet.objectives import RowObjective, objective
+from tercet.objectives.catalogue import nearest
+from tercet.objectives.from_file import is_file_name, source_checksum
 from tercet.training import TrainSettings, evaluate_model, train
 
 
-def compare(settings: CompareSettings | None = None, /, **named: Any) -> Comparison:
+def compare(**settings: Any) -> Comparison:
     """`tercet compare` as a function: takes its settings by name, returns the table it prints."""
-    settings = settings or CompareSettings(**named)
-    objectives = {name: objective(name) for name in settings.objectives}  # a wrong name costs no training
-    held_out = scenes("test", settings.scenes // 3)
-    training = scenes("train", settings.scenes)
+    known = [field.name for field in fields(CompareSettings)]
+    for name in settings:
+        if name not in known:
+            raise ValueError(f"compare has no setting {name!r}{nearest(name, known)}; it has: {', '.join(known)}")
+    grid = CompareSettings(**settings)
+    objectives = _build(grid.objectives)  # before any training: a wrong name costs nothing
+    runs.make_root(grid.runs)
+    training, held_out = scenes("train", grid.scenes), scenes("test", grid.scenes // 3)
     checksum = training.checksum() + held_out.checksum()
     results: dict[str, list[dict[str, float]]] = {name: [] for name in objectives}
     with _progress() as progress:
-        for name, built in objectives.items():
-            for seed in range(settings.seeds):
-                run = TrainSettings(name, built.settings, seed=seed, epochs=settings.epochs)
-                results[name].append(
-                    _finished_or_new(built, run, training, held_out, checksum, settings.runs, progress)
-                )
-    comparison = Comparison(results)
-    comparison.save(settings.runs)
+        for name, (built, source) in objectives.items():
+            for seed in range(grid.seeds):
+                run = TrainSettings(name, built.settings, source, seed=seed, epochs=grid.epochs)
+                results[name].append(_finished_or_new(built, run, training, held_out, checksum, grid.runs, progress))
+    comparison = Comparison(results, {"data": training.name, "scenes": grid.scenes, "epochs": grid.epochs})
+    comparison.save(grid.runs)
     return comparison
+
+
+def _build(names: tuple[str, ...]) -> dict[str, tuple[RowObjective, str | None]]:
+    """Objective and checksum of its source by the one name that a table shows; two spellings are one objective."""
+    built: dict[str, tuple[RowObjective, str | None]] = {}
+    for name in names:
+        own = is_file_name(name)
+        made = objective(name)
+        shown = name if own else made.name
+        if shown in built:
+            raise ValueError(f"objectives name {shown} more than once")
+        built[shown] = made, source_checksum(name) if own else None
+    return built
 
 
 def _finished_or_new(
@@ -49,7 +67,7 @@ def _finished_or_new(
     progress: Progress,
 ) -> dict[str, float]:
     steps = run.epochs * batches_per_epoch(training, run.batch_size)
-    bar = progress.add_task(f"{run.objective} seed {run.seed}", total=steps, monitor="")
+    bar = progress.add_task(f"{escape(run.objective)} seed {run.seed}", total=steps, monitor="")
     resolved = asdict(run)
     identity = runs.run_hash(resolved, checksum)
     finished = runs.find_run(root, identity)
@@ -58,7 +76,10 @@ def _finished_or_new(
         return runs.read_metrics(finished)
     started = time.perf_counter()
     model = train(built, training, run, lambda hinge: progress.update(bar, advance=1, monitor=f"monitor {hinge:.2f}"))
-    metrics = evaluate_model(model, held_out)
+    try:
+        metrics = evaluate_model(model, held_out)
+    except ValueError as error:
+        raise ValueError(f"{run.objective}, seed {run.seed}: {error}; did training diverge?") from error
     seconds = time.perf_counter() - started
     runs.write_run(root, identity, data=training.name, settings=resolved, metrics=metrics, seconds=seconds)
     progress.update(bar, monitor=f"rsum {metrics['rsum']:.1f}")

@@ -23,6 +23,10 @@ class CompareSettings:
     """Where run folders and the table go."""
 
     def __post_init__(self) -> None:
+        # As a function, `compare` may be given a plain string for either.
+        object.__setattr__(self, "runs", Path(self.runs))
+        if isinstance(self.objectives, str):
+            object.__setattr__(self, "objectives", (self.objectives,))
         for name in ("seeds", "epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
@@ -30,6 +34,3 @@ class CompareSettings:
             raise ValueError(f"--scenes must be at least 30, which fill one batch, got {self.scenes}")
         if not self.objectives:
             raise ValueError("--objectives needs at least one name")
-        repeated = sorted({name for name in self.objectives if self.objectives.count(name) > 1})
-        if repeated:
-            raise ValueError(f"--objectives names {', '.join(repeated)} more than once")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tercet.contracts import PairGradient, PairMask, Similarity
 from tercet.objectives import distributed
 from tercet.objectives.hardest import hinge_of_hardest
-from tercet.objectives.masks import Rows, as_rows, ids_of_pairs, positives_from_ids
+from tercet.objectives.masks import Rows, as_rows, check_embeddings, ids_of_pairs, positives_from_ids
 from tercet.objectives.reduction import Reduction, query_weights
 from tercet.objectives.settings import require_one_of
 from tercet.objectives.streaming import EmbeddingGradient, streamed_scalar
@@ -71,11 +71,7 @@ class RowObjective(ABC):
         Above a size S is never held: `streamed` True or False forces the choice. Values and gradients are the same.
         Under torch.distributed every rank must call it: the batch is that of all ranks together.
         """
-        if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
-            raise ValueError(
-                f"images {tuple(images.shape)} and captions {tuple(captions.shape)} must be "
-                "image x dim and caption x dim with equal dim"
-            )
+        check_embeddings(images, captions, scale, bias)
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
         if distributed.in_use():
             ids_are_rows = image_ids is None
@@ -147,7 +143,7 @@ class RowObjective(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by name: `tercet.objective(o.name, **o.settings) == o`."""
+        """Every setting by name; for the catalogue, `tercet.objective(o.name, **o.settings) == o`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.init and field.kw_only}
 
     def __repr__(self) -> str:
@@ -203,6 +199,6 @@ class _Deliver(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        # Scaled in the gradient's own precision: a loss scale must not overflow before it is taken out again.
+        # Scaled in the gradient's own precision and rounded once, to that of S.
         (gradient,) = ctx.saved_tensors
         return (upstream * gradient).to(ctx.dtype), None, None

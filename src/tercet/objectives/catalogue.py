@@ -1,15 +1,16 @@
 """All objectives by name: the one place that turns a name and settings into an objective."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
 from tercet.objectives.base import RowObjective
+from tercet.objectives.from_file import function_from_file, is_file_name
 from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS, Goal
 from tercet.objectives.nt_xent import NTXent
-from tercet.objectives.own import function_from_file, own_objective
+from tercet.objectives.own import own_objective
 from tercet.objectives.sigmoid import Sigmoid
 from tercet.objectives.smooth_ap import SmoothAP
 from tercet.objectives.triplet import Triplet
@@ -25,7 +26,9 @@ CATALOGUE: dict[str, Callable[..., RowObjective]] = {
 }
 
 
-def objective(which: str | Callable[..., Any] | tuple[Callable[..., Any], ...], /, **settings: Any) -> RowObjective:
+def objective(
+    which: str | RowObjective | Callable[..., Any] | tuple[Callable[..., Any], ...], /, **settings: Any
+) -> RowObjective:
     """An objective by name with settings, or one's own function, weights or loss.
 
     `which` is a name of the catalogue (`+` may stand for `/`), `path/to/mine.py:function`, a function
@@ -34,23 +37,26 @@ def objective(which: str | Callable[..., Any] | tuple[Callable[..., Any], ...], 
     >>> objective("nt-xent", temperature=0.05)
     tercet.objective('nt-xent', temperature=0.05)
     """
-    if isinstance(which, str) and ".py:" in which:
+    if isinstance(which, RowObjective):
+        return replace(which, **settings)
+    if isinstance(which, str) and is_file_name(which):
         which = function_from_file(which)
     if not isinstance(which, str):
         return own_objective(which, **settings)
     name = which.replace("+", "/")
     if name not in CATALOGUE:
-        raise ValueError(f"unknown objective {which!r}{_nearest(name, CATALOGUE)}; known: {', '.join(CATALOGUE)}")
+        raise ValueError(f"unknown objective {which!r}{nearest(name, CATALOGUE)}; known: {', '.join(CATALOGUE)}")
     build = CATALOGUE[name]
     known = [field.name for field in fields(build.func if isinstance(build, partial) else build) if field.kw_only]  # type: ignore[arg-type]
     for setting in settings:
         if setting not in known:
             raise ValueError(
-                f"{name} has no setting {setting!r}{_nearest(setting, known)}; it has: {', '.join(sorted(known))}"
+                f"{name} has no setting {setting!r}{nearest(setting, known)}; it has: {', '.join(sorted(known))}"
             )
     return build(**settings)
 
 
-def _nearest(given: str, known: Any) -> str:
+def nearest(given: str, known: Iterable[str]) -> str:
+    """What was probably meant, as the end of an error message."""
     close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""

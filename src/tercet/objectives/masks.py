@@ -1,5 +1,6 @@
 """Which pairs are positives, which are negatives: from ids or masks, checked once at the door."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,13 +16,20 @@ class Rows(NamedTuple):
     similarity: Float[Tensor, "anchor candidate"]
     positives: Bool[Tensor, "anchor candidate"]
     negatives: Bool[Tensor, "anchor candidate"]
+    ignored: Bool[Tensor, "anchor candidate"] | None = None
 
     def transposed(self) -> "Rows":
-        return Rows(*(matrix.T.contiguous() for matrix in self))
+        return self.each(lambda matrix: matrix.T.contiguous())
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Rows":
+        ignored = None if self.ignored is None else change(self.ignored)
+        return Rows(change(self.similarity), change(self.positives), change(self.negatives), ignored)
 
 
 def as_rows(similarity: Tensor, positives: PairMask | None, ignored: PairMask | None) -> Rows:
     """Check what a caller gave, with images as anchors. Half precision is widened: exp(60) must be finite."""
+    if not torch.is_tensor(similarity):
+        raise ValueError(f"similarity must be a tensor, got {type(similarity).__name__}")
     if similarity.ndim != 2 or not similarity.is_floating_point():
         raise ValueError(
             f"similarity must be a floating-point image x caption matrix, "
@@ -33,14 +41,30 @@ def as_rows(similarity: Tensor, positives: PairMask | None, ignored: PairMask | 
     else:
         ignored = _checked("ignored", ignored, similarity)
         positives, negatives = positives & ~ignored, ~(positives | ignored)
+        similarity = similarity.masked_fill(ignored, 0.0)  # what stands there is nobody's business
     if similarity.dtype in (torch.float16, torch.bfloat16):
         similarity = similarity.float()
-    return Rows(*(matrix.contiguous() for matrix in (similarity, positives, negatives)))
+    return Rows(similarity, positives, negatives, ignored).each(Tensor.contiguous)
 
 
 def positives_from_ids(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor, " caption"]) -> PairMask:
     """An image and a caption with equal ids belong together."""
     return image_ids[:, None] == caption_ids[None, :]
+
+
+def check_embeddings(
+    images: Tensor, captions: Tensor, scale: float | Tensor | None, bias: float | Tensor | None
+) -> None:
+    if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
+        raise ValueError(
+            f"images {tuple(images.shape)} and captions {tuple(captions.shape)} must be "
+            "image x dim and caption x dim with equal dim"
+        )
+    if images.dtype != captions.dtype and not torch.is_autocast_enabled(images.device.type):
+        raise ValueError(f"images are {images.dtype} and captions {captions.dtype}: both must be of one type")
+    for name, given in (("scale", scale), ("bias", bias)):
+        if torch.is_tensor(given) and given.numel() != 1:
+            raise ValueError(f"{name} must be one number, got shape {tuple(given.shape)}")
 
 
 def ids_of_pairs(
@@ -63,11 +87,24 @@ def ids_of_pairs(
                 "say with owners= or image_ids=, caption_ids= which belong together"
             )
         image_ids, caption_ids = rows, rows if owners is None else owners
-    for name, ids, expected in (("image_ids", image_ids, images), ("caption_ids", caption_ids, captions)):
-        if ids.ndim != 1 or len(ids) != len(expected):
-            given = "owners" if owners is not None and name == "caption_ids" else name
-            raise ValueError(f"{given} of shape {tuple(ids.shape)} must be one id for each of {len(expected)} rows")
+    _check_ids("image_ids", image_ids, len(images))
+    _check_ids("caption_ids" if owners is None else "owners", caption_ids, len(captions))
+    # A compiled graph cannot look at values; elsewhere owners that are no rows would silently be nobody's captions.
+    if owners is not None and len(owners) and not torch.compiler.is_compiling():
+        lowest, highest = (int(end) for end in owners.aminmax())
+        if lowest < 0 or highest >= len(images):
+            raise ValueError(
+                f"owners are rows of {len(images)} images, got {lowest} to {highest}: "
+                "give ids of a data set as image_ids= and caption_ids="
+            )
     return image_ids, caption_ids
+
+
+def _check_ids(name: str, ids: Tensor, rows: int) -> None:
+    if not torch.is_tensor(ids) or ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"{name} must be a tensor of integers, got {getattr(ids, 'dtype', type(ids).__name__)}")
+    if ids.ndim != 1 or len(ids) != rows:
+        raise ValueError(f"{name} of shape {tuple(ids.shape)} must be one id for each of {rows} rows")
 
 
 def _diagonal(similarity: Similarity) -> PairMask:
@@ -80,6 +117,8 @@ def _diagonal(similarity: Similarity) -> PairMask:
 
 
 def _checked(name: str, mask: Tensor, similarity: Similarity) -> PairMask:
+    if not torch.is_tensor(mask):
+        raise ValueError(f"{name} must be a boolean tensor, got {type(mask).__name__}")
     if mask.shape != similarity.shape or mask.dtype != torch.bool:
         raise ValueError(
             f"{name} {tuple(mask.shape)} {mask.dtype} must be a boolean mask that matches "

@@ -1,10 +1,8 @@
 """A user's own objective: a gradient function, three weight functions, or any torch loss on S."""
 
-import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +14,14 @@ from tercet.objectives.base import RowObjective
 from tercet.objectives.masks import Rows, as_rows
 from tercet.objectives.triplets import TripletObjective, Triplets
 
-Weight = Callable[..., Tensor]
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OwnGradient(RowObjective):
-    """`function(S, positives) -> G` with rows as anchors, before reduction; a third parameter receives `ignored`."""
+    """`function(S, positives) -> G` with rows as anchors, before reduction; a parameter `ignored` gets that mask."""
 
-    function: Callable[..., Tensor] = field(kw_only=False)
+    function: Function = field(kw_only=False)
 
     @property
     def name(self) -> str:
@@ -38,26 +36,30 @@ class OwnGradient(RowObjective):
         return False
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        gradient = _call(self.function, rows)
+        # Grad is on, as it was when the function was tried: it may differentiate something itself.
+        with torch.enable_grad():
+            gradient = _call(self.function, rows._replace(similarity=rows.similarity.detach())).detach()
         if gradient.shape != rows.similarity.shape:
             raise ValueError(
                 f"{self.name} returned shape {tuple(gradient.shape)} for similarity {tuple(rows.similarity.shape)}: "
                 "a gradient has the shape of S"
             )
-        return gradient.detach()
+        # What a function says of ignored pairs, or of anchors without a positive (0 / 0), must not spread.
+        counts = (rows.positives | rows.negatives) & rows.positives.any(dim=1, keepdim=True)
+        return torch.where(counts, gradient, 0.0).to(rows.similarity.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class OwnWeights(TripletObjective):
     """dL/dS_p = -T(S_p, S_n) P+(S_p) and dL/dS_n = T(S_p, S_n) P-(S_n) on the hardest negative, as in GOAL."""
 
-    triplet_weight: Weight = field(kw_only=False)
-    positive_weight: Weight = field(kw_only=False)
-    negative_weight: Weight = field(kw_only=False)
+    triplet_weight: Function = field(kw_only=False)
+    positive_weight: Function = field(kw_only=False)
+    negative_weight: Function = field(kw_only=False)
 
     @property
     def name(self) -> str:
-        return "/".join(_name_of(weight) for weight in (self.triplet_weight, self.positive_weight))
+        return "/".join(map(_name_of, (self.triplet_weight, self.positive_weight, self.negative_weight)))
 
     @property
     def has_value(self) -> bool:
@@ -73,10 +75,11 @@ class OwnWeights(TripletObjective):
 class OwnLoss(RowObjective):
     """`function(S, positives) -> scalar`, taken whole as it is: autograd gives G, and each direction is half of it.
 
-    Such a loss has its own reduction; `reduction` here scales only the monitor.
+    Such a loss has its own reduction, and may have parameters of its own, which train; `reduction` here scales only the
+    monitor.
     """
 
-    function: Callable[..., Tensor] = field(kw_only=False)
+    function: Function = field(kw_only=False)
 
     @property
     def name(self) -> str:
@@ -86,17 +89,22 @@ class OwnLoss(RowObjective):
     def can_stream(self) -> bool:
         return False
 
-    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        with torch.enable_grad():
-            similarity = rows.similarity.detach().requires_grad_()
-            loss = _call(self.function, rows._replace(similarity=similarity))
-            (gradient,) = torch.autograd.grad(loss, similarity)
-        return gradient
+    def on_similarity(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]:
+        return self.value(similarity, positives, ignored)
 
     def value(
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
-        return _call(self.function, as_rows(similarity, positives, ignored))
+        loss: Tensor = _call(self.function, as_rows(similarity, positives, ignored))
+        return loss
+
+    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        with torch.enable_grad():
+            similarity = rows.similarity.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(_call(self.function, rows._replace(similarity=similarity)), similarity)
+        return gradient if rows.ignored is None else gradient.masked_fill(rows.ignored, 0.0)
 
     def _directions(
         self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None
@@ -106,15 +114,21 @@ class OwnLoss(RowObjective):
 
 
 def own_objective(given: Any, **settings: Any) -> RowObjective:
-    """Tell the three kinds apart; a function is tried once on a 3 x 3 batch to see what it returns."""
+    """Tell the three kinds apart; what is given is tried once on a 3 x 3 batch to see what it returns."""
+    unknown = sorted(set(settings) - {"reduction"})
+    if unknown:
+        raise ValueError(f"one's own objective has no setting {unknown[0]!r}; it has: reduction")
     if isinstance(given, tuple):
         if len(given) != 3 or not all(callable(weight) for weight in given):
             raise ValueError("own weights are three functions: T(S_p, S_n), P+(S_p), P-(S_n)")
-        return OwnWeights(*given, **settings)
+        weights = OwnWeights(*given, **settings)
+        weights.pair_gradient(torch.linspace(-0.5, 0.5, 9).reshape(3, 3))
+        return weights
     if not callable(given):
         raise ValueError(f"an objective is a name, a function (S, positives) or three weight functions, got {given!r}")
-    sample = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).requires_grad_()
-    returned = _call(given, as_rows(sample, None, None))
+    with torch.enable_grad():
+        sample = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).requires_grad_()
+        returned = _call(given, as_rows(sample, None, None))
     if not isinstance(returned, Tensor) or returned.shape not in ((), (3, 3)):
         found = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         raise ValueError(
@@ -126,31 +140,16 @@ def own_objective(given: Any, **settings: Any) -> RowObjective:
     return OwnGradient(given, **settings) if returned.ndim else OwnLoss(given, **settings)
 
 
-def function_from_file(location: str) -> Any:
-    """What stands behind `path/to/mine.py:name`."""
-    path, _, name = location.rpartition(":")
-    if not Path(path).is_file():
-        raise ValueError(f"{location}: no file {path!r}; expected path/to/file.py:function")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        defined = ", ".join(key for key in vars(module) if not key.startswith("_"))
-        raise ValueError(f"{path} defines no {name!r}; it defines: {defined}")
-    return getattr(module, name)
-
-
-def _call(function: Callable[..., Tensor], rows: Rows) -> Tensor:
-    ignored = ~(rows.positives | rows.negatives)
-    takes_ignored = len(inspect.signature(function).parameters) >= 3
-    if takes_ignored:
-        return function(rows.similarity, rows.positives, ignored)
-    if ignored.any():
-        raise ValueError(f"{_name_of(function)}(S, positives) cannot leave out pairs: add a third parameter, ignored")
+def _call(function: Function, rows: Rows) -> Any:
+    takes = function.forward if isinstance(function, torch.nn.Module) else function
+    if "ignored" in inspect.signature(takes).parameters:
+        ignored = torch.zeros_like(rows.positives) if rows.ignored is None else rows.ignored
+        return function(rows.similarity, rows.positives, ignored=ignored)
+    if rows.ignored is not None:
+        raise ValueError(f"{_name_of(function)}(S, positives) cannot leave out pairs: add a parameter named ignored")
     return function(rows.similarity, rows.positives)
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+def _name_of(function: Function) -> str:
+    inner = getattr(function, "func", function)  # a partial goes by what it is a part of
+    return getattr(inner, "__name__", type(inner).__name__)

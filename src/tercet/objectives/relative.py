@@ -62,9 +62,13 @@ def _mean_over_others(
     s_p: Tensor, limit: Tensor, pool: Tensor, term: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Mean of term(R) over the positive pairs with R < limit, the triplet's own left out, and whether there is any."""
-    sums = torch.nn.functional.pad(term(pool).cumsum(dim=0), (1, 0))  # sums[k]: the k smallest
+    terms = term(pool)
+    sums = torch.nn.functional.pad(terms.cumsum(dim=0), (1, 0))  # sums[k]: the k smallest
+    # Terms fall as R grows (or are gaps): only the smallest pair's own can drown the others, so that it alone is left
+    # out by not adding it, and every other one by subtracting it.
+    without_first = torch.nn.functional.pad(terms[1:].cumsum(dim=0), (2, 0))
     below = torch.searchsorted(pool, limit)
     itself = s_p < limit
     others = below - itself.to(below.dtype)
-    total = sums[below] - term(s_p) * itself
+    total = torch.where(s_p == pool[0], without_first[below], sums[below] - term(s_p) * itself)
     return total / others.clamp(min=1), others > 0

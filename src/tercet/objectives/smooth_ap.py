@@ -1,7 +1,7 @@
 """`smooth-ap`: one minus average precision with soft ranks (Smooth-AP, Brown et al.; Eq. 5 to 8 of the study)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -45,6 +45,9 @@ class SmoothAP(RowObjective):
         return "smooth-ap"
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        if torch.compiler.is_compiling():
+            gradients: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, self.temperature)[1]
+            return gradients
         soft = self.soft_ranks(rows)
         slope = soft.above * (1 - soft.above) / self.temperature  # anchor slot candidate
         squared_rank = (soft.among_positives + soft.negatives_above).square()
@@ -55,6 +58,9 @@ class SmoothAP(RowObjective):
         return gradient.scatter_add(1, soft.slots, -by_candidate.sum(dim=2))
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+        if torch.compiler.is_compiling():
+            values: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, self.temperature)[0]
+            return values
         soft = self.soft_ranks(rows)
         precision = soft.among_positives / (soft.among_positives + soft.negatives_above)
         return 1 - (soft.share * precision).sum(dim=1)
@@ -83,7 +89,6 @@ class SmoothAP(RowObjective):
         slots, is_filled = positive_slots(rows.positives)
         difference = rows.similarity[:, None, :] - rows.similarity.gather(1, slots)[:, :, None]
         others = torch.arange(rows.similarity.shape[1], device=slots.device) != slots[:, :, None]
-        others = others & (rows.positives | rows.negatives)[:, None, :]
         above = logistic(difference / self.temperature) * others
         among_positives = 1 + (above * rows.positives[:, None, :]).sum(dim=2)
         negatives_above = (above * rows.negatives[:, None, :]).sum(dim=2)
@@ -106,7 +111,31 @@ def positive_slots(
     positives: Bool[Tensor, "anchor candidate"],
 ) -> tuple[Int[Tensor, "anchor slot"], Bool[Tensor, "anchor slot"]]:
     """The candidate index of every positive, padded to the most positives that an anchor has."""
-    # A compiled graph cannot depend on how many there are: it takes a slot a candidate, and fuses the sums over them.
-    count = positives.shape[1] if torch.compiler.is_compiling() else max(1, int(positives.sum(dim=1).max()))
+    count = max(1, int(positives.sum(dim=1).max()))
     order = positives.to(torch.uint8).sort(dim=1, descending=True, stable=True)
     return order.indices[:, :count], order.values[:, :count].bool()
+
+
+# A compiled graph cannot depend on how many positives there are, and a slot for every candidate would be a cube: to the
+# compiler both results are one closed operation, inside which the lines above run as they do everywhere else.
+@torch.library.custom_op("tercet::smooth_ap", mutates_args=())
+def _opaque(similarity: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    rows, objective = Rows(similarity, positives, negatives), SmoothAP(temperature=temperature)
+    return objective.row_value(rows), objective.row_gradient(rows)
+
+
+@_opaque.register_fake
+def _shapes(similarity: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    return similarity.new_empty(len(similarity)), torch.empty_like(similarity)
+
+
+def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+
+
+def _backward(ctx: Any, for_value: Tensor, for_gradient: Tensor | None) -> tuple[Tensor, None, None, None]:
+    (gradient,) = ctx.saved_tensors
+    return for_value[:, None] * gradient, None, None, None
+
+
+_opaque.register_autograd(_backward, setup_context=_keep_gradient)

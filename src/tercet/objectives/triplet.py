@@ -43,9 +43,11 @@ class Triplet(RowObjective):
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
         # Piecewise linear: every active triplet adds (margin + S_n) - S_p, and the counts say how often each occurs.
+        # They cancel within a row, so that measuring from its best positive costs no precision.
         active = self._active_triplets(rows).to(rows.similarity.dtype)
-        reach = torch.where(rows.negatives, rows.similarity + self.margin, rows.similarity)
-        return (active * reach).sum(dim=1)
+        best = rows.similarity.detach().masked_fill(~rows.positives, -torch.inf).amax(dim=1, keepdim=True)
+        above = rows.similarity - torch.where(best.isinf(), 0.0, best)
+        return (active * torch.where(rows.negatives, above + self.margin, above)).sum(dim=1)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """A pass for the positives, then one that compares every negative with each positive of its anchor."""
