@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +12,15 @@ from torch import Tensor
 from tercet.contracts import PairGradient, PairMask, Similarity
 from tercet.objectives import distributed
 from tercet.objectives.hardest import hinge_of_hardest
-from tercet.objectives.masks import Rows, as_rows, check_embeddings, ids_of_pairs, positives_from_ids
+from tercet.objectives.masks import Rows, as_rows, as_square, check_embeddings, ids_of_pairs, positives_from_ids
 from tercet.objectives.reduction import Reduction, query_weights
 from tercet.objectives.settings import require_one_of
-from tercet.objectives.streaming import EmbeddingGradient, streamed_scalar
-from tercet.objectives.tiles import TiledSimilarity
+from tercet.objectives.streaming import EmbeddingGradient, streamed_scalar, without_autocast
+from tercet.objectives.tiles import SIDE, TiledSimilarity
 
 MONITOR_MARGIN = 0.2
-STREAMED_FROM = 1 << 20  # entries of S
+ONE_TILE = SIDE**2
+STREAMED_FROM = 1 << 12  # entries of S: below, a handful of whole-matrix operations is all there is
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,6 +54,11 @@ class RowObjective(ABC):
         """Each anchor's value, before reduction, differentiable by autograd."""
         raise ValueError(f"{self.name} has no value: its gradient belongs to no loss")
 
+    def row_scalar_and_gradient(self, rows: Rows) -> tuple[Float[Tensor, " anchor"], Float[Tensor, "anchor candidate"]]:
+        """Each anchor's value, or monitor where none exists, with `row_gradient`; overridden where they share work."""
+        shown = self.row_value if self.has_value else row_monitor
+        return shown(rows), self.row_gradient(rows)
+
     def __call__(
         self,
         images: Float[Tensor, "image dim"],
@@ -73,27 +78,29 @@ class RowObjective(ABC):
         """
         check_embeddings(images, captions, scale, bias)
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
+        paired_by_rows = owners is None and image_ids is None
         if distributed.in_use():
-            ids_are_rows = image_ids is None
+            paired_by_rows, ids_are_rows = False, image_ids is None
             images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=ids_are_rows)
-        if self._streams(images, captions, streamed):
+        entries = len(images) * len(captions)
+        if self._streams(entries, paired_by_rows) if streamed is None else streamed:
             return streamed_scalar(self, images, captions, ids, scale, bias)
         similarity = images @ captions.T
         if scale is not None:
             similarity = scale * similarity
         if bias is not None:
             similarity = similarity + bias
-        return self.on_similarity(similarity, positives_from_ids(*ids))
+        return self.on_similarity(similarity, None if paired_by_rows else positives_from_ids(*ids))
 
     def on_similarity(
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         """`value` where one exists, else `monitor`; in both cases `.backward()` delivers upstream x pair gradient."""
-        shown = self.value if self.has_value else self.monitor
-        with torch.no_grad():
-            scalar = shown(similarity, positives, ignored)
-            i2t, t2i = self._directions(similarity, positives, ignored)
-            gradient = i2t + t2i
+        with torch.no_grad(), without_autocast(similarity):
+            if positives is None and ignored is None and self.has_diagonal_form and similarity.numel():
+                scalar, gradient = self.on_diagonal(as_square(similarity))
+            else:
+                scalar, gradient = self._both_directions(as_rows(similarity, positives, ignored))
         delivered: Tensor = _Deliver.apply(similarity, scalar, gradient)  # type: ignore[no-untyped-call]
         return delivered
 
@@ -124,8 +131,7 @@ class RowObjective(ABC):
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         """The hardest negative's hinge at margin 0.2, reduced like this objective: comparable across objectives."""
-        hinge = partial(hinge_of_hardest, margin=MONITOR_MARGIN)
-        return self._total(hinge, similarity, positives, ignored)
+        return self._total(row_monitor, similarity, positives, ignored)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """The scalar from tiles of S; its gradient, both directions and reduced, is added to `into`."""
@@ -135,11 +141,20 @@ class RowObjective(ABC):
     def can_stream(self) -> bool:
         return True
 
-    def _streams(self, images: Tensor, captions: Tensor, forced: bool | None) -> bool:
-        if forced is not None:
-            return forced
-        large = len(images) * len(captions) >= STREAMED_FROM
-        return large and self.can_stream and not torch.compiler.is_compiling()
+    @property
+    def has_diagonal_form(self) -> bool:
+        """Whether `on_diagonal` is there, which for a batch of one tile beats what is general."""
+        return False
+
+    def on_diagonal(
+        self, similarity: Float[Tensor, "pair pair"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
+        """The scalar and the pair gradient where the diagonal is positive, in as few operations as it takes."""
+        raise ValueError(f"{self.name} has no form of its own for a diagonal of positives")
+
+    def _streams(self, entries: int, paired_by_rows: bool) -> bool:
+        least = ONE_TILE + 1 if paired_by_rows and self.has_diagonal_form else STREAMED_FROM
+        return entries >= least and self.can_stream and not torch.compiler.is_compiling()
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -164,6 +179,17 @@ class RowObjective(ABC):
         t2i = self.row_gradient(columns) * _weights(columns, self.reduction)[:, None]
         return i2t, t2i.T
 
+    def _both_directions(self, rows: Rows) -> tuple[Float[Tensor, ""], PairGradient]:
+        if not rows.similarity.numel():
+            return rows.similarity.sum(), torch.zeros_like(rows.similarity)
+        scalar, gradient = self.row_scalar_and_gradient(rows)
+        weights = _weights(rows, self.reduction)
+        columns = rows.transposed()
+        column_scalar, column_gradient = self.row_scalar_and_gradient(columns)
+        column_weights = _weights(columns, self.reduction)
+        total = torch.dot(scalar, weights) + torch.dot(column_scalar, column_weights)
+        return total, gradient * weights[:, None] + column_gradient.T * column_weights
+
     def _total(
         self,
         row_value: Callable[[Rows], Float[Tensor, " anchor"]],
@@ -180,6 +206,10 @@ class RowObjective(ABC):
         return i2t + t2i
 
 
+def row_monitor(rows: Rows) -> Float[Tensor, " anchor"]:
+    return hinge_of_hardest(rows, MONITOR_MARGIN)
+
+
 def _weights(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
     return query_weights(rows.positives.any(dim=1), reduction, rows.similarity.dtype)
 
@@ -187,15 +217,12 @@ def _weights(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
 class _Deliver(torch.autograd.Function):
     """A scalar whose backward is a given gradient, times whatever comes from upstream."""
 
+    # One method with ctx: a separate setup_context makes every call several times as long.
     @staticmethod
-    def forward(similarity: Tensor, scalar: Tensor, gradient: Tensor) -> Tensor:
-        return scalar.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        similarity, _, gradient = inputs
+    def forward(ctx: Any, similarity: Tensor, scalar: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
         ctx.dtype = similarity.dtype
+        return scalar.clone()
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:

@@ -19,11 +19,10 @@ class Hardest(NamedTuple):
 
 def hardest_negative(rows: Rows) -> Hardest:
     """The lowest index wins among equals."""
-    # max returns the first of equal maxima; gather rather than its values keeps the place differentiable alone.
-    candidate = rows.similarity.detach().masked_fill(~rows.negatives, -torch.inf).max(dim=1).indices
-    exists = rows.negatives.any(dim=1)
-    found = rows.similarity.gather(1, candidate[:, None])[:, 0]
-    return Hardest(torch.where(exists, found, torch.zeros_like(found)), candidate, exists)
+    # max returns the first of equal maxima, and its gradient goes there alone.
+    found, candidate = torch.where(rows.negatives, rows.similarity, -torch.inf).max(dim=1)
+    exists = found > -torch.inf
+    return Hardest(torch.where(exists, found, 0.0), candidate, exists)
 
 
 def hinge(s_p: Float[Tensor, "..."], s_n: Float[Tensor, "..."], margin: float) -> Float[Tensor, "..."]:

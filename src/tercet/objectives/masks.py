@@ -28,13 +28,7 @@ class Rows(NamedTuple):
 
 def as_rows(similarity: Tensor, positives: PairMask | None, ignored: PairMask | None) -> Rows:
     """Check what a caller gave, with images as anchors. Half precision is widened: exp(60) must be finite."""
-    if not torch.is_tensor(similarity):
-        raise ValueError(f"similarity must be a tensor, got {type(similarity).__name__}")
-    if similarity.ndim != 2 or not similarity.is_floating_point():
-        raise ValueError(
-            f"similarity must be a floating-point image x caption matrix, "
-            f"got {similarity.dtype} of shape {tuple(similarity.shape)}"
-        )
+    _check_similarity(similarity)
     positives = _diagonal(similarity) if positives is None else _checked("positives", positives, similarity)
     if ignored is None:
         negatives = ~positives
@@ -42,9 +36,14 @@ def as_rows(similarity: Tensor, positives: PairMask | None, ignored: PairMask | 
         ignored = _checked("ignored", ignored, similarity)
         positives, negatives = positives & ~ignored, ~(positives | ignored)
         similarity = similarity.masked_fill(ignored, 0.0)  # what stands there is nobody's business
-    if similarity.dtype in (torch.float16, torch.bfloat16):
-        similarity = similarity.float()
-    return Rows(similarity, positives, negatives, ignored).each(Tensor.contiguous)
+    return Rows(_widened(similarity), positives, negatives, ignored).each(Tensor.contiguous)
+
+
+def as_square(similarity: Tensor) -> Float[Tensor, "pair pair"]:
+    """The same checks for a similarity whose diagonal is positive."""
+    _check_similarity(similarity)
+    _check_square(similarity)
+    return _widened(similarity)
 
 
 def positives_from_ids(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor, " caption"]) -> PairMask:
@@ -108,12 +107,30 @@ def _check_ids(name: str, ids: Tensor, rows: int) -> None:
 
 
 def _diagonal(similarity: Similarity) -> PairMask:
+    _check_square(similarity)
+    return torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+
+
+def _widened(similarity: Similarity) -> Similarity:
+    return similarity.float() if similarity.dtype in (torch.float16, torch.bfloat16) else similarity
+
+
+def _check_similarity(similarity: Tensor) -> None:
+    if not torch.is_tensor(similarity):
+        raise ValueError(f"similarity must be a tensor, got {type(similarity).__name__}")
+    if similarity.ndim != 2 or not similarity.is_floating_point():
+        raise ValueError(
+            f"similarity must be a floating-point image x caption matrix, "
+            f"got {similarity.dtype} of shape {tuple(similarity.shape)}"
+        )
+
+
+def _check_square(similarity: Similarity) -> None:
     if similarity.shape[0] != similarity.shape[1]:
         raise ValueError(
             f"positives=None means the diagonal, which needs as many images as captions, "
             f"got {similarity.shape[0]} x {similarity.shape[1]}: give a positives mask"
         )
-    return torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
 
 
 def _checked(name: str, mask: Tensor, similarity: Similarity) -> PairMask:

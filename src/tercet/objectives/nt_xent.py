@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tercet.objectives.base import RowObjective
 from tercet.objectives.masks import Rows
-from tercet.objectives.pairs import logsumexp_by
-from tercet.objectives.reduction import Reduction
+from tercet.objectives.reduction import Reduction, weight_of_each
 from tercet.objectives.running import RunningLogSumExp
 from tercet.objectives.settings import require_positive
 from tercet.objectives.sides import both_sides
@@ -41,45 +40,67 @@ class NTXent(RowObjective):
         return "nt-xent"
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        positives = rows.positives.to(rows.similarity.dtype)  # two integers would divide in float32
-        share = positives / positives.sum(dim=1, keepdim=True).clamp(min=1)
-        candidates = rows.positives | rows.negatives
-        return (self.log_softmax(rows).exp() * candidates - share) / self.temperature
+        return self.row_scalar_and_gradient(rows)[1]
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
-        log_probability = torch.where(rows.positives, self.log_softmax(rows), 0.0)
-        return -log_probability.sum(dim=1) / rows.positives.sum(dim=1).clamp(min=1)
+        return -(self.log_softmax(rows) * _shares(rows)).sum(dim=1)
+
+    def row_scalar_and_gradient(self, rows: Rows) -> tuple[Float[Tensor, " anchor"], Float[Tensor, "anchor candidate"]]:
+        log_probability, shares = self.log_softmax(rows), _shares(rows)
+        value = -(log_probability * shares).sum(dim=1)
+        gradient = log_probability.exp().sub_(shares).div_(self.temperature)
+        return value, gradient if rows.ignored is None else gradient.masked_fill_(rows.ignored, 0.0)
+
+    @property
+    def has_diagonal_form(self) -> bool:
+        return True
+
+    def on_diagonal(
+        self, similarity: Float[Tensor, "pair pair"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
+        weight = weight_of_each(len(similarity), self.reduction)
+        z = similarity / self.temperature
+        by_row, by_column = z.log_softmax(dim=1), z.log_softmax(dim=0)
+        scalar = -weight * (by_row.diagonal() + by_column.diagonal()).sum()
+        gradient = by_row.exp_().add_(by_column.exp_())
+        gradient.diagonal().sub_(2.0)
+        return scalar, gradient.mul_(weight / self.temperature)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """One pass for the partition functions; a second, over recomputed tiles, for the gradient."""
         sides = both_sides(tiles, self.reduction)
         partitions = [RunningLogSumExp(len(side.weights), tiles.pair_similarity) for side in sides]
-        for tile in tiles.walk():
-            tile.similarity.div_(self.temperature)
+        for tile in tiles.walk(divided_by=self.temperature):
             for side, partition in zip(sides, partitions, strict=True):
                 view, anchors, _ = side.view(tile)
                 partition.update(view, anchors)
-        z = tiles.pair_similarity / self.temperature
+        z = tiles.pair_similarity
         scalar, on_pairs, shifts = z.new_zeros(()), torch.zeros_like(z), []
         for side, partition in zip(sides, partitions, strict=True):
-            total = torch.logaddexp(partition.total, logsumexp_by(side.pair_anchor, z, len(side.weights)))
-            share = 1 / side.pair_count[side.pair_anchor].to(z.dtype)
-            log_probability = z - total[side.pair_anchor]
-            weights = side.weights[side.pair_anchor]
+            total = torch.logaddexp(partition.total, side.logsumexp(z))
+            share = side.of_pairs(1 / side.pair_count.to(z.dtype))
+            log_probability = z - side.of_pairs(total)
+            weights = side.of_pairs(side.weights)
             scalar -= (weights * share * log_probability).sum()
             on_pairs += weights * (log_probability.exp() - share) / self.temperature
             shifts.append(total - (side.weights / self.temperature).log())  # +inf for what is no query
         if into is not None:
-            into.add_entries(tiles.pair_image, tiles.pair_caption, on_pairs)
-            for tile in tiles.walk():
-                tile.similarity.div_(self.temperature)
+            for tile in tiles.walk(divided_by=self.temperature):
                 gradient = (tile.similarity - shifts[0][tile.images, None]).exp_()
                 gradient += tile.similarity.sub_(shifts[1][tile.captions]).exp_()
+                gradient[tile.pair_places] = on_pairs[tile.pairs]
                 into.add_tile(tile.images, tile.captions, gradient)
         return scalar
 
     def log_softmax(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        # The lowest finite number, not -inf: a row of ignored pairs alone must not turn into NaN.
-        lowest = torch.finfo(rows.similarity.dtype).min
-        ignored = ~(rows.positives | rows.negatives)
-        return (rows.similarity / self.temperature).masked_fill(ignored, lowest).log_softmax(dim=1)
+        z = rows.similarity / self.temperature
+        if rows.ignored is not None:
+            # The lowest finite number, not -inf: a row of ignored pairs alone must not turn into NaN.
+            z = z.masked_fill(rows.ignored, torch.finfo(z.dtype).min)
+        return z.log_softmax(dim=1)
+
+
+def _shares(rows: Rows) -> Float[Tensor, "anchor candidate"]:
+    """1/|P| at every positive of an anchor."""
+    positives = rows.positives.to(rows.similarity.dtype)  # two integers would divide in float32
+    return positives / positives.sum(dim=1, keepdim=True).clamp(min=1)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 
@@ -23,13 +23,3 @@ def positive_pairs(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor, " 
     before = count.cumsum(dim=0) - count
     place = torch.arange(len(image), device=image.device) - before[image]
     return Pairs(image, order[first[image] + place])
-
-
-def sum_by(anchor: Int[Tensor, " pair"], terms: Float[Tensor, " pair"], anchors: int) -> Float[Tensor, " anchor"]:
-    return terms.new_zeros(anchors).index_add(0, anchor, terms)
-
-
-def logsumexp_by(anchor: Int[Tensor, " pair"], terms: Float[Tensor, " pair"], anchors: int) -> Float[Tensor, " anchor"]:
-    """-inf where an anchor has no pair."""
-    largest = terms.new_full((anchors,), -torch.inf).scatter_reduce(0, anchor, terms, "amax")
-    return largest + sum_by(anchor, (terms - largest[anchor]).exp(), anchors).log()

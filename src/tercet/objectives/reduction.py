@@ -9,6 +9,11 @@ from torch import Tensor
 Reduction = Literal["sum", "mean"]
 
 
+def weight_of_each(queries: int, reduction: Reduction) -> float:
+    """Of one direction, where every anchor is a query."""
+    return 1.0 if reduction == "sum" else 0.5 / max(1, queries)
+
+
 def query_weights(
     is_query: Bool[Tensor, " anchor"], reduction: Reduction, dtype: torch.dtype
 ) -> Float[Tensor, " anchor"]:

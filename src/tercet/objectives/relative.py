@@ -6,7 +6,6 @@ For a triplet (anchor a, positive p, hardest negative n), m the smallest positiv
 Both comparisons are strict and both terms are means over the set.
 """
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -28,22 +27,38 @@ class RelativeSettings(NamedTuple):
     empty: float
 
 
-def relative_to_positives(
-    s_p: Float[Tensor, "*triplet"],
-    s_n: Float[Tensor, "*#triplet"],
-    pool: Float[Tensor, " pair"],
-    settings: RelativeSettings,
-) -> Float[Tensor, "*triplet"]:
-    """mu+ or M+ of each triplet; `pool` is every positive pair of the batch, ascending, padded with +inf or not."""
-    lowest = pool[0]
-    if settings.kind == "gap":
-        mean, found = _mean_over_others(s_p, s_n + settings.slack, pool, lambda s: s - lowest)
-        return torch.where(found, s_p - lowest - mean, settings.empty)
-    # exp(alpha (S_p - R)) = exp(alpha (S_p - m)) exp(alpha (m - R)), so that one sorted sum serves every triplet.
-    mean, found = _mean_over_others(
-        s_p, s_n + settings.slack, pool, lambda s: bounded_exp(settings.alpha * (lowest - s))
-    )
-    return torch.where(found, bounded_exp(settings.alpha * (s_p - lowest)) * mean, settings.empty)
+class OtherPositives:
+    """Means over the positive pairs below a limit, each triplet's own left out; sorted and summed once for a batch."""
+
+    def __init__(self, pool: Float[Tensor, " pair"], settings: RelativeSettings) -> None:
+        """`pool` is every positive pair of the batch, ascending; +inf may follow."""
+        self.pool, self.settings = pool, settings
+        terms = self._term(pool)
+        self._sums = torch.nn.functional.pad(terms.cumsum(dim=0), (1, 0))  # [k]: of the k smallest
+        # Terms fall as R grows (or are gaps): only the smallest pair's own can drown the others, so that it alone is
+        # left out by not adding it, and every other one by subtracting it.
+        self._without_first = torch.nn.functional.pad(terms[1:].cumsum(dim=0), (2, 0))
+
+    def relative(self, s_p: Float[Tensor, "*triplet"], s_n: Float[Tensor, "*#triplet"]) -> Float[Tensor, "*triplet"]:
+        """mu+ or M+ of each triplet."""
+        limit = s_n + self.settings.slack
+        below = torch.searchsorted(self.pool, limit)
+        itself = s_p < limit
+        others = below - itself.to(below.dtype)
+        subtracted = self._sums[below] - self._term(s_p) * itself
+        total = torch.where(s_p == self.pool[0], self._without_first[below], subtracted)
+        mean = total / others.clamp(min=1)
+        if self.settings.kind == "gap":
+            relative = s_p - self.pool[0] - mean
+        else:
+            relative = bounded_exp(self.settings.alpha * (s_p - self.pool[0])) * mean
+        return torch.where(others > 0, relative, self.settings.empty)
+
+    def _term(self, s: Tensor) -> Tensor:
+        """R - m, or exp(alpha (m - R)): exp(alpha (S_p - R)) without the factor that belongs to the triplet."""
+        if self.settings.kind == "gap":
+            return s - self.pool[0]
+        return bounded_exp(self.settings.alpha * (self.pool[0] - s))
 
 
 def relative_to_negatives(
@@ -56,19 +71,3 @@ def relative_to_negatives(
     term = gap if settings.kind == "gap" else bounded_exp(-settings.beta * gap)
     count = members.sum(dim=1)
     return torch.where(count > 0, (term * members).sum(dim=1) / count.clamp(min=1), settings.empty)
-
-
-def _mean_over_others(
-    s_p: Tensor, limit: Tensor, pool: Tensor, term: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Mean of term(R) over the positive pairs with R < limit, the triplet's own left out, and whether there is any."""
-    terms = term(pool)
-    sums = torch.nn.functional.pad(terms.cumsum(dim=0), (1, 0))  # sums[k]: the k smallest
-    # Terms fall as R grows (or are gaps): only the smallest pair's own can drown the others, so that it alone is left
-    # out by not adding it, and every other one by subtracting it.
-    without_first = torch.nn.functional.pad(terms[1:].cumsum(dim=0), (2, 0))
-    below = torch.searchsorted(pool, limit)
-    itself = s_p < limit
-    others = below - itself.to(below.dtype)
-    total = torch.where(s_p == pool[0], without_first[below], sums[below] - term(s_p) * itself)
-    return total / others.clamp(min=1), others > 0

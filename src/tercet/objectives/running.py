@@ -38,26 +38,25 @@ class RunningRelative(RunningHardest):
 
     def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
         before = self.similarity[anchors].clone()
-        super().update(tile, anchors, first_candidate)
-        now = self.similarity[anchors]
-        # The old hardest joins the others when a new one takes its place; the new one is left out of this tile's sum.
-        improved = (now > before).nonzero()[:, 0]
-        place = self.candidate[anchors][improved] - first_candidate
-        kept = tile[improved, place]
-        tile[improved, place] = -torch.inf
-        dethroned = (before > self.threshold) & (now > before)
+        best, place = tile.max(dim=1)
+        improved = best > before
+        now = torch.where(improved, best, before)
+        self.similarity[anchors] = now
+        self.candidate[anchors] = torch.where(improved, place + first_candidate, self.candidate[anchors])
+        # A new hardest is left out of this tile's sum, and the one that it dethrones joins the others.
+        tile.scatter_(1, place[:, None], torch.where(improved, -torch.inf, best)[:, None])
+        dethroned = improved & (before > self.threshold)
         members = tile > self.threshold
         self.count[anchors] += members.sum(dim=1) + dethroned
         if self.settings.kind == "gap":
-            gap = torch.where(members, tile - self.threshold, 0.0).sum(dim=1)
-            self.total[anchors] += gap + torch.where(dethroned, before - self.threshold, 0.0)
+            gaps = (tile - self.threshold).clamp_(min=0).sum(dim=1)  # of members alone: the others are below
+            self.total[anchors] += gaps + (before - self.threshold).masked_fill_(~dethroned, 0.0)
         else:
-            beta = self.settings.beta
-            finite = torch.where(now.isinf(), 0.0, now)
-            terms = (tile - finite[:, None]).mul_(beta).clamp_(min=-MOST).exp_().mul_(members).sum(dim=1)
-            decay = (beta * (torch.where(before.isinf(), finite, before) - finite)).clamp(min=-MOST).exp()
+            level = now.clamp(min=torch.finfo(now.dtype).min)  # an anchor without a negative has none
+            terms = (tile - level[:, None]).mul_(self.settings.beta).clamp_(min=-MOST).exp_().mul_(members).sum(dim=1)
+            decay = (before - level).mul_(self.settings.beta).clamp_(min=-MOST).exp_()
             self.total[anchors] = (self.total[anchors] + dethroned) * decay + terms
-        tile[improved, place] = kept
+        tile.scatter_(1, place[:, None], best[:, None])
 
     def relative(self) -> Float[Tensor, " anchor"]:
         """mu- or M- of each anchor."""
@@ -74,4 +73,7 @@ class RunningLogSumExp:
         self.total = like.new_full((anchors,), -torch.inf)
 
     def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice) -> None:
-        self.total[anchors] = torch.logaddexp(self.total[anchors], tile.logsumexp(dim=1))
+        largest = tile.amax(dim=1)
+        shift = torch.where(largest.isinf(), 0.0, largest)  # a row of hidden positives alone
+        added = (tile - shift[:, None]).exp_().sum(dim=1).log_().add_(shift)
+        self.total[anchors] = torch.logaddexp(self.total[anchors], added)

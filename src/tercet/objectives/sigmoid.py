@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tercet.objectives.base import RowObjective
 from tercet.objectives.masks import Rows
-from tercet.objectives.reduction import Reduction
+from tercet.objectives.reduction import Reduction, weight_of_each
 from tercet.objectives.settings import require_numbers, require_positive
 from tercet.objectives.sides import both_sides
 from tercet.objectives.streaming import EmbeddingGradient
@@ -45,30 +45,43 @@ class Sigmoid(RowObjective):
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         sign = self._signs(rows)
-        wrong = logistic(-sign * (rows.similarity / self.temperature + self.bias))
-        return -sign * wrong * (self._share / self.temperature)
+        wrong = logistic((rows.similarity / self.temperature + self.bias).mul_(-sign))
+        return wrong.mul_(sign).mul_(-self._share / self.temperature)
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
         sign = self._signs(rows)
         log_right = F.logsigmoid(sign * (rows.similarity / self.temperature + self.bias))
         return -(log_right * sign.abs()).sum(dim=1) * self._share
 
+    @property
+    def has_diagonal_form(self) -> bool:
+        return True
+
+    def on_diagonal(
+        self, similarity: Float[Tensor, "pair pair"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
+        weight = 2 * self._share * weight_of_each(len(similarity), self.reduction)
+        wrong = similarity / self.temperature + self.bias
+        wrong.diagonal().neg_()
+        scalar = -weight * F.logsigmoid(-wrong).sum()
+        gradient = wrong.sigmoid_()
+        gradient.diagonal().neg_()
+        return scalar, gradient.mul_(weight / self.temperature)
+
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """One pass: what a pair gives depends on nothing but itself."""
         images, captions = both_sides(tiles, self.reduction)
         scalar = tiles.pair_similarity.new_zeros(())
-        for tile in tiles.walk():
-            z = tile.similarity.div_(self.temperature).add_(self.bias)
+        for tile in tiles.walk(divided_by=self.temperature):
+            z = tile.similarity.add_(self.bias)
+            positive_z = tiles.pair_similarity[tile.pairs] + self.bias
             weights = self._share * (images.weights[tile.images, None] + captions.weights[tile.captions])
-            scalar -= (F.logsigmoid(-z) * weights).sum()
+            pair_weights = weights[tile.pair_places]
+            scalar -= (F.logsigmoid(-z) * weights).sum() + (F.logsigmoid(positive_z) * pair_weights).sum()
             if into is not None:
-                into.add_tile(tile.images, tile.captions, z.sigmoid_().mul_(weights).div_(self.temperature))
-        z = tiles.pair_similarity / self.temperature + self.bias
-        weights = self._share * (images.weights[tiles.pair_image] + captions.weights[tiles.pair_caption])
-        scalar -= (F.logsigmoid(z) * weights).sum()
-        if into is not None:
-            on_pairs = -logistic(-z) * weights / self.temperature
-            into.add_entries(tiles.pair_image, tiles.pair_caption, on_pairs)
+                gradient = z.sigmoid_().mul_(weights)
+                gradient[tile.pair_places] = -logistic(-positive_z) * pair_weights
+                into.add_tile(tile.images, tile.captions, gradient.div_(self.temperature))
         return scalar
 
     @property

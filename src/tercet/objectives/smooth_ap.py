@@ -48,7 +48,15 @@ class SmoothAP(RowObjective):
         if torch.compiler.is_compiling():
             gradients: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, self.temperature)[1]
             return gradients
+        return self._gradient(rows, self.soft_ranks(rows))
+
+    def row_scalar_and_gradient(self, rows: Rows) -> tuple[Float[Tensor, " anchor"], Float[Tensor, "anchor candidate"]]:
+        if torch.compiler.is_compiling():
+            return super().row_scalar_and_gradient(rows)
         soft = self.soft_ranks(rows)
+        return self._value(soft), self._gradient(rows, soft)
+
+    def _gradient(self, rows: Rows, soft: "SoftRanks") -> Float[Tensor, "anchor candidate"]:
         slope = soft.above * (1 - soft.above) / self.temperature  # anchor slot candidate
         squared_rank = (soft.among_positives + soft.negatives_above).square()
         push = (soft.among_positives / squared_rank)[:, :, None] * rows.negatives[:, None, :]
@@ -61,7 +69,9 @@ class SmoothAP(RowObjective):
         if torch.compiler.is_compiling():
             values: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, self.temperature)[0]
             return values
-        soft = self.soft_ranks(rows)
+        return self._value(self.soft_ranks(rows))
+
+    def _value(self, soft: "SoftRanks") -> Float[Tensor, " anchor"]:
         precision = soft.among_positives / (soft.among_positives + soft.negatives_above)
         return 1 - (soft.share * precision).sum(dim=1)
 
@@ -75,9 +85,10 @@ class SmoothAP(RowObjective):
             for top in range(0, len(side.weights), height):
                 anchors = slice(top, min(top + height, len(side.weights)))
                 rows = direction.complete_rows(anchors)
-                scalar += (self.row_value(rows) * side.weights[anchors]).sum()
+                values, gradient = self.row_scalar_and_gradient(rows)
+                scalar += (values * side.weights[anchors]).sum()
                 if into is not None:
-                    gradient = self.row_gradient(rows).mul_(side.weights[anchors, None])
+                    gradient.mul_(side.weights[anchors, None])
                     everything = slice(0, len(direction.captions))
                     if side.is_image:
                         into.add_tile(anchors, everything, gradient)

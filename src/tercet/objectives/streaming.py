@@ -1,8 +1,10 @@
 """The scalar of an objective on embeddings without ever holding S: exact, tile by tile, gradient included."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -15,28 +17,72 @@ Ids = tuple[Int[Tensor, " image"], Int[Tensor, " caption"]]
 
 
 class EmbeddingGradient:
-    """G @ captions, G.T @ images and the sum of G, gathered from tiles and from single entries of G."""
+    """The pair gradient on its way to the embeddings: G @ captions and G.T @ images, without G.
+
+    Single entries wait for backward, where a gather and a scatter serve instead of two matrix products. Tiles are
+    multiplied at once and forgotten, except an only one, which waits as well.
+    """
 
     def __init__(self, tiles: TiledSimilarity) -> None:
         wide = tiles.pair_similarity.dtype
-        self.images, self.captions, self.side = tiles.images.to(wide), tiles.captions.to(wide), tiles.side
-        self.for_images = torch.zeros_like(self.images)
-        self.for_captions = torch.zeros_like(self.captions)
-        self.total = self.for_images.new_zeros(())
+        self.images, self.captions = tiles.images.to(wide), tiles.captions.to(wide)
+        self.total = self.images.new_zeros(())
+        self._entries: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._whole: Tensor | None = None
+        self._products: tuple[Tensor, Tensor] | None = None
 
     def add_tile(self, images: slice, captions: slice, gradient: Float[Tensor, "image caption"]) -> None:
-        self.for_images[images].addmm_(gradient, self.captions[captions])
-        self.for_captions[captions].addmm_(gradient.T, self.images[images])
         self.total += gradient.sum()
+        if gradient.shape == (len(self.images), len(self.captions)) and self._whole is None:
+            self._whole = gradient
+            return
+        if self._products is None:
+            self._products = torch.zeros_like(self.images), torch.zeros_like(self.captions)
+        self._products[0][images].addmm_(gradient, self.captions[captions])
+        self._products[1][captions].addmm_(gradient.T, self.images[images])
 
     def add_entries(
         self, image: Int[Tensor, " entry"], caption: Int[Tensor, " entry"], gradient: Float[Tensor, " entry"]
     ) -> None:
-        """A gather and a scatter instead of two matrix products: for the entries that are not zero."""
-        for i, c, g in zip(*(each.split(self.side) for each in (image, caption, gradient)), strict=True):
-            self.for_images.index_add_(0, i, self.captions[c].mul_(g[:, None]))
-            self.for_captions.index_add_(0, c, self.images[i].mul_(g[:, None]))
+        """Entries of G where the rest is zero; places may repeat."""
+        self._entries.append((image, caption, gradient))
         self.total += gradient.sum()
+
+    def products(self, factor: Tensor | float) -> tuple[Float[Tensor, "image dim"], Float[Tensor, "caption dim"]]:
+        """factor x (G @ captions, G.T @ images), in tensors of their own."""
+        parts = [tuple(each * factor for each in self._products)] if self._products else []
+        if self._whole is not None:
+            whole = self._whole * factor
+            parts.append((whole @ self.captions, whole.T @ self.images))
+        if self._entries:
+            image, caption, gradient = (torch.cat(parts) for parts in zip(*self._entries, strict=True))
+            gradient = gradient * factor
+            parts.append(
+                (
+                    _sparse_product(image, caption, gradient, len(self.images), self.captions),
+                    _sparse_product(caption, image, gradient, len(self.captions), self.images),
+                )
+            )
+        if not parts:
+            return torch.zeros_like(self.images), torch.zeros_like(self.captions)
+        for_images, for_captions = parts[0]
+        for more_images, more_captions in parts[1:]:
+            for_images += more_images
+            for_captions += more_captions
+        return for_images, for_captions
+
+
+def _sparse_product(
+    row: Int[Tensor, " entry"],
+    column: Int[Tensor, " entry"],
+    value: Float[Tensor, " entry"],
+    rows: int,
+    dense: Float[Tensor, "column dim"],
+) -> Float[Tensor, "row dim"]:
+    """(the sparse rows x columns matrix of these entries) @ dense, without a temporary of entries x dim."""
+    order = row.argsort(stable=True)
+    first = torch.searchsorted(row[order], torch.arange(rows, device=row.device))
+    return F.embedding_bag(column[order], dense, first, mode="sum", per_sample_weights=value[order])
 
 
 def streamed_scalar(
@@ -48,7 +94,9 @@ def streamed_scalar(
     bias: float | Tensor | None,
 ) -> Float[Tensor, ""]:
     """What `objective` returns on the whole similarity, value and gradients alike."""
-    scalar: Tensor = _Streamed.apply(images, captions, scale, bias, objective, ids)  # type: ignore[no-untyped-call]
+    learned = [each.requires_grad for each in (images, captions, scale, bias) if isinstance(each, Tensor)]
+    wanted = torch.is_grad_enabled() and any(learned)
+    scalar: Tensor = _Streamed.apply(images, captions, scale, bias, objective, ids, wanted)  # type: ignore[no-untyped-call]
     return scalar
 
 
@@ -64,24 +112,35 @@ class _Streamed(torch.autograd.Function):
         bias: float | Tensor | None,
         objective: "RowObjective",
         ids: Ids,
+        wanted: bool,
     ) -> Tensor:
         tiles = TiledSimilarity(_as_autocast(images), _as_autocast(captions), *ids, scale=scale, bias=bias)
-        if not any(ctx.needs_input_grad):
-            return objective.stream(tiles, None)
-        gradient = EmbeddingGradient(tiles)
-        scalar = objective.stream(tiles, gradient)
-        for_scale = torch.linalg.vecdot(gradient.images, gradient.for_images).sum()
-        factor = 1.0 if scale is None else scale
-        gradient.for_images *= factor
-        gradient.for_captions *= factor
-        ctx.save_for_backward(gradient.for_images, gradient.for_captions, for_scale, gradient.total)
         ctx.dtypes = [each.dtype if isinstance(each, Tensor) else None for each in (images, captions, scale, bias)]
-        return scalar
+        ctx.scale = scale
+        with without_autocast(images):
+            ctx.gradient = EmbeddingGradient(tiles) if wanted else None
+            return objective.stream(tiles, ctx.gradient)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        found = zip(ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad[:4], strict=True)
-        return *((upstream * each).to(dtype) if needed else None for each, dtype, needed in found), None, None
+        gradient, found = ctx.gradient, []
+        upstream = upstream.to(gradient.total.dtype)
+        if ctx.scale is None:
+            found += gradient.products(upstream)
+        else:
+            for_images, for_captions = gradient.products(upstream)
+            for_scale = (gradient.images * for_images).sum()
+            found += [for_images.mul_(ctx.scale), for_captions.mul_(ctx.scale), for_scale]
+        found += [None] * (3 - len(found)) + [upstream * gradient.total]
+        wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:4], strict=True)
+        return *(each.to(dtype) if needed else None for each, dtype, needed in wanted), None, None, None
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[Any]:
+    """The mathematics keeps its precision; autocast is for the product that makes S."""
+    if torch.is_autocast_enabled(like.device.type):
+        return torch.autocast(like.device.type, enabled=False)
+    return nullcontext()
 
 
 def _as_autocast(embeddings: Tensor) -> Tensor:

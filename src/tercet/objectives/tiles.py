@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.objectives.masks import Rows, positives_from_ids
-from tercet.objectives.pairs import positive_pairs
+from tercet.objectives.pairs import Pairs, positive_pairs
 
 SIDE = 1024  # 4 MB of float32: large enough for a matrix product at full speed, small enough for a cache
 
@@ -19,6 +19,8 @@ class Tile(NamedTuple):
     images: slice
     captions: slice
     similarity: Float[Tensor, "image caption"]
+    pairs: slice
+    pair_places: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 
 
 class TiledSimilarity:
@@ -36,30 +38,48 @@ class TiledSimilarity:
         self.images, self.captions, self.scale, self.bias = images, captions, scale, bias
         self.image_ids, self.caption_ids = image_ids, caption_ids
         self.side = SIDE
-        pairs = positive_pairs(image_ids, caption_ids)
-        columns = -(-len(captions) // self.side)
-        tile_of_pair = pairs.image // self.side * columns + pairs.caption // self.side
-        order = tile_of_pair.argsort(stable=True)
-        self.pair_image, self.pair_caption = pairs.image[order], pairs.caption[order]
-        tiles = torch.arange(columns * -(-len(images) // self.side) + 1, device=order.device)
-        self._first_pair = torch.searchsorted(tile_of_pair[order], tiles).tolist()
+        self.paired_by_rows = image_ids is caption_ids
+        pairs = Pairs(image_ids, image_ids) if self.paired_by_rows else positive_pairs(image_ids, caption_ids)
+        rows, columns = -(-len(images) // self.side), -(-len(captions) // self.side)
+        self._first_pair = [0, len(pairs.image)]
+        if rows * columns > 1:
+            tile_of_pair = pairs.image // self.side * columns + pairs.caption // self.side
+            order = tile_of_pair.argsort(stable=True)
+            pairs = Pairs(pairs.image[order], pairs.caption[order])
+            tiles = torch.arange(rows * columns + 1, device=order.device)
+            self._first_pair = torch.searchsorted(tile_of_pair[order], tiles).tolist()
+        self.pair_image, self.pair_caption = pairs
         wide = torch.float32 if images.dtype in (torch.float16, torch.bfloat16) else images.dtype
-        self.pair_similarity = torch.empty(len(order), dtype=wide, device=images.device)
+        self.pair_similarity = torch.empty(len(pairs.image), dtype=wide, device=images.device)
+        self._only: tuple[float, Tile] | None = None
 
-    def walk(self) -> Iterator[Tile]:
-        """Row of tiles by row of tiles. A tile is overwritten by the next: use it, or change it, at once."""
-        buffer = torch.empty(self.side**2, dtype=self.pair_similarity.dtype, device=self.images.device)
+    def walk(self, *, divided_by: float = 1.0) -> Iterator[Tile]:
+        """S / divided_by, row of tiles by row of tiles. A tile is overwritten by the next: use it at once.
+
+        Where one tile is all there is, a second walk brings the same one again: change it only in the last.
+        """
+        if self._only is not None and self._only[0] == divided_by:
+            yield self._only[1]
+            return
+        buffer = self.pair_similarity.new_empty(min(self.side**2, len(self.images) * len(self.captions)))
         number = 0
         for top in range(0, len(self.images), self.side):
             rows = slice(top, min(top + self.side, len(self.images)))
             for left in range(0, len(self.captions), self.side):
                 columns = slice(left, min(left + self.side, len(self.captions)))
                 similarity = self._product(rows, columns, buffer)
+                if divided_by != 1.0:
+                    similarity /= divided_by
                 pairs = slice(*self._first_pair[number : number + 2])
-                place = self.pair_image[pairs] - top, self.pair_caption[pairs] - left
-                self.pair_similarity[pairs] = similarity[place]
-                similarity[place] = -torch.inf
-                yield Tile(rows, columns, similarity)
+                places = self.pair_image[pairs], self.pair_caption[pairs]
+                if top or left:
+                    places = places[0] - top, places[1] - left
+                self.pair_similarity[pairs] = similarity[places]
+                similarity[places] = -torch.inf
+                tile = Tile(rows, columns, similarity, pairs, places)
+                if len(self._first_pair) == 2:
+                    self._only = divided_by, tile
+                yield tile
                 number += 1
 
     def complete_rows(self, images: slice) -> Rows:
@@ -75,10 +95,13 @@ class TiledSimilarity:
 
     def lowest_positive(self) -> Float[Tensor, ""]:
         """The smallest similarity of any positive pair, known before the first tile; 0 where there is none."""
-        lowest = self.pair_similarity.new_full((), torch.inf if len(self.pair_image) else 0.0)
+        if not len(self.pair_image):
+            return self.pair_similarity.new_zeros(())
+        if len(self._first_pair) == 2:  # an only tile is computed once in any case
+            next(self.walk())
+            return self.pair_similarity.min()
+        lowest = self.pair_similarity.new_full((), torch.inf)
         for image, caption in zip(self.pair_image.split(self.side), self.pair_caption.split(self.side), strict=True):
-            if not len(image):
-                break  # an empty list splits into one empty part
             product = torch.linalg.vecdot(self.images[image], self.captions[caption])
             lowest = torch.minimum(lowest, self._scaled(product.to(lowest.dtype)).min())
         return lowest

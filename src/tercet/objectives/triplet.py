@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tercet.objectives.base import RowObjective
 from tercet.objectives.masks import Rows
+from tercet.objectives.reduction import weight_of_each
 from tercet.objectives.settings import require_numbers
 from tercet.objectives.sides import Side, both_sides
 from tercet.objectives.streaming import EmbeddingGradient
@@ -42,12 +43,36 @@ class Triplet(RowObjective):
         return self._active_triplets(rows).to(rows.similarity.dtype)
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+        return self._value(rows, self.row_gradient(rows))
+
+    def row_scalar_and_gradient(self, rows: Rows) -> tuple[Float[Tensor, " anchor"], Float[Tensor, "anchor candidate"]]:
+        active = self.row_gradient(rows)
+        return self._value(rows, active), active
+
+    def _value(self, rows: Rows, active: Float[Tensor, "anchor candidate"]) -> Float[Tensor, " anchor"]:
         # Piecewise linear: every active triplet adds (margin + S_n) - S_p, and the counts say how often each occurs.
         # They cancel within a row, so that measuring from its best positive costs no precision.
-        active = self._active_triplets(rows).to(rows.similarity.dtype)
         best = rows.similarity.detach().masked_fill(~rows.positives, -torch.inf).amax(dim=1, keepdim=True)
         above = rows.similarity - torch.where(best.isinf(), 0.0, best)
         return (active * torch.where(rows.negatives, above + self.margin, above)).sum(dim=1)
+
+    @property
+    def has_diagonal_form(self) -> bool:
+        return True
+
+    def on_diagonal(
+        self, similarity: Float[Tensor, "pair pair"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
+        positive = similarity.diagonal()
+        reach = (similarity + self.margin).fill_diagonal_(-torch.inf)
+        for_images, for_captions = (reach - positive[:, None]).relu_(), (reach - positive).relu_()
+        total = for_images.sum() + for_captions.sum()
+        for_images, for_captions = for_images.sign_(), for_captions.sign_()  # 1 where active
+        violators = for_images.sum(dim=1) + for_captions.sum(dim=0)
+        gradient = for_images.add_(for_captions)
+        gradient.diagonal().sub_(violators)
+        weight = weight_of_each(len(similarity), self.reduction)
+        return (total, gradient) if weight == 1.0 else (weight * total, gradient.mul_(weight))
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """A pass for the positives, then one that compares every negative with each positive of its anchor."""
@@ -58,22 +83,21 @@ class Triplet(RowObjective):
         slots = [_Slots(side, s_p) for side in sides]
         scalar = s_p.new_zeros(())
         for tile in tiles.walk():
-            tile.similarity.add_(self.margin)
-            gradient = torch.zeros_like(tile.similarity)
+            reach = tile.similarity.add_(self.margin)
+            gradient = torch.zeros_like(reach)
             for side, positives in zip(sides, slots, strict=True):
-                reach, anchors, _ = side.view(tile)
+                view, anchors, _ = side.view(tile)
                 pushes = gradient if side.is_image else gradient.T
-                weights = side.weights[anchors, None]
                 for slot in range(positives.similarity.shape[1]):
-                    violation = reach - positives.similarity[anchors, slot, None]  # anchor candidate
+                    violation = (view - positives.similarity[anchors, slot, None]).relu_()  # anchor candidate
                     active = (violation > 0).to(s_p.dtype)
-                    scalar += (violation.relu_().sum(dim=1) * weights[:, 0]).sum()
+                    scalar += torch.dot(violation.sum(dim=1), side.weights[anchors])
                     positives.violators[anchors, slot] += active.sum(dim=1)
-                    pushes += active.mul_(weights)
+                    pushes += active.mul_(side.weights[anchors, None])
             if into is not None:
                 into.add_tile(tile.images, tile.captions, gradient)
         if into is not None:
-            pulls = [side.weights[side.pair_anchor] * each.of_pairs() for side, each in zip(sides, slots, strict=True)]
+            pulls = [side.of_pairs(side.weights) * each.of_pairs() for side, each in zip(sides, slots, strict=True)]
             into.add_entries(tiles.pair_image, tiles.pair_caption, -(pulls[0] + pulls[1]))
         return scalar
 
@@ -93,15 +117,18 @@ class _Slots:
     """The positives of each anchor side by side, +inf where it has no more, with the number of their violators."""
 
     def __init__(self, side: Side, s_p: Float[Tensor, " pair"]) -> None:
-        order = side.pair_anchor.argsort(stable=True)
-        first = side.pair_count.cumsum(dim=0) - side.pair_count
-        slot = torch.empty_like(order)
-        slot[order] = torch.arange(len(order), device=order.device) - first[side.pair_anchor[order]]
-        self.place = side.pair_anchor, slot
-        shape = len(side.pair_count), int(side.pair_count.max())
-        self.similarity = s_p.new_full(shape, torch.inf)
-        self.similarity[self.place] = s_p
-        self.violators = s_p.new_zeros(shape)
+        self.place: tuple[Tensor, Tensor] | None = None
+        if side.paired_by_rows:
+            self.similarity = s_p[:, None]
+        else:
+            order = side.pair_anchor.argsort(stable=True)
+            first = side.pair_count.cumsum(dim=0) - side.pair_count
+            slot = torch.empty_like(order)
+            slot[order] = torch.arange(len(order), device=order.device) - first[side.pair_anchor[order]]
+            self.place = side.pair_anchor, slot
+            self.similarity = s_p.new_full((len(side.pair_count), int(side.pair_count.max())), torch.inf)
+            self.similarity[self.place] = s_p
+        self.violators = torch.zeros_like(self.similarity)
 
     def of_pairs(self) -> Float[Tensor, " pair"]:
-        return self.violators[self.place]
+        return self.violators[:, 0] if self.place is None else self.violators[self.place]

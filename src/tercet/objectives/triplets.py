@@ -13,10 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.objectives.base import MONITOR_MARGIN, RowObjective
-from tercet.objectives.hardest import hardest_negative, hinge
+from tercet.objectives.hardest import Hardest, hardest_negative, hinge
 from tercet.objectives.masks import Rows
-from tercet.objectives.pairs import sum_by
-from tercet.objectives.relative import RelativeSettings, relative_to_negatives, relative_to_positives
+from tercet.objectives.relative import OtherPositives, RelativeSettings, relative_to_negatives
 from tercet.objectives.running import RunningHardest, RunningRelative
 from tercet.objectives.sides import both_sides
 from tercet.objectives.streaming import EmbeddingGradient
@@ -50,22 +49,33 @@ class TripletObjective(RowObjective):
         raise ValueError(f"{self.name} has no value: its gradient belongs to no loss")
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        hardest = hardest_negative(rows)
-        relative_p = relative_n = None
-        if self.relative is not None:
-            pool = positive_pool(rows)
-            relative_p = relative_to_positives(rows.similarity, hardest.similarity[:, None], pool, self.relative)
-            relative_n = relative_to_negatives(rows, hardest, pool[0], self.relative)[:, None]
-        pull, push = self.weigh(Triplets(rows.similarity, hardest.similarity[:, None], relative_p, relative_n))
-        is_triplet = rows.positives & hardest.exists[:, None]
-        nothing = torch.zeros_like(rows.similarity)
-        pushes = torch.where(is_triplet, push, nothing).sum(dim=1, keepdim=True)  # anchor 1
-        return torch.where(is_triplet, 0 - pull, nothing).scatter_add(1, hardest.candidate[:, None], pushes)
+        return self._gradient(rows, hardest_negative(rows))
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
+        return self._scalar(rows, hardest_negative(rows))
+
+    def row_scalar_and_gradient(self, rows: Rows) -> tuple[Float[Tensor, " anchor"], Float[Tensor, "anchor candidate"]]:
         hardest = hardest_negative(rows)
+        return self._scalar(rows, hardest), self._gradient(rows, hardest)
+
+    def _gradient(self, rows: Rows, hardest: Hardest) -> Float[Tensor, "anchor candidate"]:
+        relative_p = relative_n = None
+        if self.relative is not None:
+            others = OtherPositives(positive_pool(rows), self.relative)
+            relative_p = others.relative(rows.similarity, hardest.similarity[:, None])
+            relative_n = relative_to_negatives(rows, hardest, others.pool[0], self.relative)[:, None]
+        pull, push = self.weigh(Triplets(rows.similarity, hardest.similarity[:, None], relative_p, relative_n))
         is_triplet = rows.positives & hardest.exists[:, None]
-        return (self.triplet_value(rows.similarity, hardest.similarity[:, None]) * is_triplet).sum(dim=1)
+        pushes = torch.where(is_triplet, push, 0.0).sum(dim=1, keepdim=True)  # anchor 1
+        return torch.where(is_triplet, 0 - pull, 0.0).scatter_add_(1, hardest.candidate[:, None], pushes)
+
+    def _scalar(self, rows: Rows, hardest: Hardest) -> Float[Tensor, " anchor"]:
+        value = self.shown_value(rows.similarity, hardest.similarity[:, None])
+        return torch.where(rows.positives & hardest.exists[:, None], value, 0.0).sum(dim=1)
+
+    def shown_value(self, s_p: Tensor, s_n: Tensor) -> Tensor:
+        """What a triplet adds to the scalar: its loss, or its hinge where there is none."""
+        return self.triplet_value(s_p, s_n) if self.has_value else hinge(s_p, s_n, MONITOR_MARGIN)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """One pass finds the hardest negatives; what follows touches one entry a pair and one an anchor."""
@@ -77,22 +87,21 @@ class TripletObjective(RowObjective):
         s_p = tiles.pair_similarity
         on_pairs = torch.zeros_like(s_p)
         scalar = s_p.new_zeros(())
-        pool = s_p.sort().values
+        others = OtherPositives(s_p.sort().values, self.relative) if self.relative and len(s_p) else None
         for side, tracker in zip(sides, trackers, strict=True):
             hardest = tracker.result()
-            s_n = hardest.similarity[side.pair_anchor]
-            weights = (side.weights * hardest.exists)[side.pair_anchor]
-            value = self.triplet_value(s_p, s_n) if self.has_value else hinge(s_p, s_n, MONITOR_MARGIN)
-            scalar += (weights * value).sum()
+            s_n = side.of_pairs(hardest.similarity)
+            weights = side.of_pairs(side.weights * hardest.exists)
+            scalar += (weights * self.shown_value(s_p, s_n)).sum()
             if into is None or not len(s_p):
                 continue
             relative_p = relative_n = None
-            if self.relative is not None and isinstance(tracker, RunningRelative):
-                relative_p = relative_to_positives(s_p, s_n, pool, self.relative)
-                relative_n = tracker.relative()[side.pair_anchor]
+            if others is not None and isinstance(tracker, RunningRelative):
+                relative_p = others.relative(s_p, s_n)
+                relative_n = side.of_pairs(tracker.relative())
             pull, push = self.weigh(Triplets(s_p, s_n, relative_p, relative_n))
             on_pairs -= weights * pull
-            pushes = sum_by(side.pair_anchor, weights * push, len(side.weights))
+            pushes = side.sum(weights * push)
             anchors = torch.arange(len(side.weights), device=s_p.device)
             entry = (anchors, hardest.candidate) if side.is_image else (hardest.candidate, anchors)
             into.add_entries(*entry, pushes)
