@@ -78,12 +78,12 @@ class RowObjective(ABC):
         """
         check_embeddings(images, captions, scale, bias)
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
-        paired_by_rows = owners is None and image_ids is None
         if distributed.in_use():
-            paired_by_rows, ids_are_rows = False, image_ids is None
-            images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=ids_are_rows)
-        entries = len(images) * len(captions)
-        if self._streams(entries, paired_by_rows) if streamed is None else streamed:
+            images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=image_ids is None)
+        paired_by_rows = ids[0] is ids[1]
+        if streamed is None:
+            streamed = self._streams(len(images) * len(captions), paired_by_rows)
+        if streamed:
             return streamed_scalar(self, images, captions, ids, scale, bias)
         similarity = images @ captions.T
         if scale is not None:
@@ -96,11 +96,11 @@ class RowObjective(ABC):
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         """`value` where one exists, else `monitor`; in both cases `.backward()` delivers upstream x pair gradient."""
+        if positives is None and ignored is None and self.has_diagonal_form and similarity.numel():
+            with without_autocast(similarity):
+                return self.diagonal_value(as_square(similarity))
         with torch.no_grad(), without_autocast(similarity):
-            if positives is None and ignored is None and self.has_diagonal_form and similarity.numel():
-                scalar, gradient = self.on_diagonal(as_square(similarity))
-            else:
-                scalar, gradient = self._both_directions(as_rows(similarity, positives, ignored))
+            scalar, gradient = self._both_directions(as_rows(similarity, positives, ignored))
         delivered: Tensor = _Deliver.apply(similarity, scalar, gradient)  # type: ignore[no-untyped-call]
         return delivered
 
@@ -143,13 +143,11 @@ class RowObjective(ABC):
 
     @property
     def has_diagonal_form(self) -> bool:
-        """Whether `on_diagonal` is there, which for a batch of one tile beats what is general."""
+        """Whether there is a `diagonal_value`."""
         return False
 
-    def on_diagonal(
-        self, similarity: Float[Tensor, "pair pair"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
-        """The scalar and the pair gradient where the diagonal is positive, in as few operations as it takes."""
+    def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
+        """The value where the diagonal is positive, as a short formula: on a small batch autograd of it is quickest."""
         raise ValueError(f"{self.name} has no form of its own for a diagonal of positives")
 
     def _streams(self, entries: int, paired_by_rows: bool) -> bool:

@@ -55,16 +55,10 @@ class NTXent(RowObjective):
     def has_diagonal_form(self) -> bool:
         return True
 
-    def on_diagonal(
-        self, similarity: Float[Tensor, "pair pair"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
-        weight = weight_of_each(len(similarity), self.reduction)
+    def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
         z = similarity / self.temperature
-        by_row, by_column = z.log_softmax(dim=1), z.log_softmax(dim=0)
-        scalar = -weight * (by_row.diagonal() + by_column.diagonal()).sum()
-        gradient = by_row.exp_().add_(by_column.exp_())
-        gradient.diagonal().sub_(2.0)
-        return scalar, gradient.mul_(weight / self.temperature)
+        log_probability = z.log_softmax(dim=1).diagonal().sum() + z.log_softmax(dim=0).diagonal().sum()
+        return -weight_of_each(len(z), self.reduction) * log_probability
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """One pass for the partition functions; a second, over recomputed tiles, for the gradient."""

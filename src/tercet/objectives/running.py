@@ -18,12 +18,15 @@ class RunningHardest:
 
     def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
         best, place = tile.max(dim=1)
+        if first_candidate == 0 and len(best) == len(self.similarity):  # nothing was there before
+            self.similarity, self.candidate = best, place
+            return
         improved = best > self.similarity[anchors]
         self.candidate[anchors] = torch.where(improved, place + first_candidate, self.candidate[anchors])
         self.similarity[anchors] = torch.where(improved, best, self.similarity[anchors])
 
     def result(self) -> Hardest:
-        exists = ~self.similarity.isinf()
+        exists = self.similarity > -torch.inf
         return Hardest(torch.where(exists, self.similarity, 0.0), self.candidate, exists)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +25,6 @@ class Sigmoid(RowObjective):
     square batch is the published sum over pairs divided by the batch size.
     A query without a negative still pulls its positives. All similarities equal: the bias alone decides.
 
-    >>> import torch
     >>> similarity = torch.tensor([[1.0, 1.0]])  # 1 / 0.1 - 10 = 0
     >>> Sigmoid(reduction="sum").pair_gradients(similarity, torch.tensor([[True, False]]))[0]
     tensor([[-2.5000,  2.5000]])
@@ -57,16 +57,10 @@ class Sigmoid(RowObjective):
     def has_diagonal_form(self) -> bool:
         return True
 
-    def on_diagonal(
-        self, similarity: Float[Tensor, "pair pair"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
-        weight = 2 * self._share * weight_of_each(len(similarity), self.reduction)
-        wrong = similarity / self.temperature + self.bias
-        wrong.diagonal().neg_()
-        scalar = -weight * F.logsigmoid(-wrong).sum()
-        gradient = wrong.sigmoid_()
-        gradient.diagonal().neg_()
-        return scalar, gradient.mul_(weight / self.temperature)
+    def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
+        sign = torch.full_like(similarity, -1.0).fill_diagonal_(1.0)
+        log_right = F.logsigmoid(torch.addcmul(self.bias * sign, similarity, sign, value=1 / self.temperature))
+        return -2 * self._share * weight_of_each(len(similarity), self.reduction) * log_right.sum()
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """One pass: what a pair gives depends on nothing but itself."""

@@ -60,19 +60,11 @@ class Triplet(RowObjective):
     def has_diagonal_form(self) -> bool:
         return True
 
-    def on_diagonal(
-        self, similarity: Float[Tensor, "pair pair"]
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "pair pair"]]:
+    def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
         positive = similarity.diagonal()
         reach = (similarity + self.margin).fill_diagonal_(-torch.inf)
-        for_images, for_captions = (reach - positive[:, None]).relu_(), (reach - positive).relu_()
-        total = for_images.sum() + for_captions.sum()
-        for_images, for_captions = for_images.sign_(), for_captions.sign_()  # 1 where active
-        violators = for_images.sum(dim=1) + for_captions.sum(dim=0)
-        gradient = for_images.add_(for_captions)
-        gradient.diagonal().sub_(violators)
-        weight = weight_of_each(len(similarity), self.reduction)
-        return (total, gradient) if weight == 1.0 else (weight * total, gradient.mul_(weight))
+        violations = (reach - positive[:, None]).relu().sum() + (reach - positive).relu().sum()
+        return weight_of_each(len(similarity), self.reduction) * violations
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """A pass for the positives, then one that compares every negative with each positive of its anchor."""
