@@ -126,3 +126,25 @@ def test_dense_smooth_ap_makes_no_cube(without_shape_checks):
     with LargestTensor() as watch:
         tercet.objective("smooth-ap")(images, captions, owners=torch.arange(40).repeat_interleave(5)).backward()
     assert watch.numel <= 40 * 5 * 200
+
+
+@every_objective
+@pytest.mark.parametrize("side", [4, 1024], ids=["many tiles", "one tile"])
+def test_a_retained_graph_goes_backward_as_often_as_one_likes(name, settings, side, monkeypatch):
+    monkeypatch.setattr(tiles, "SIDE", side)
+    x, y = unit(7, 6, 0).requires_grad_(), unit(11, 6, 1).requires_grad_()
+    scalar = tercet.objective(name, **settings)(x, y, owners=torch.arange(11) % 7, streamed=True)
+    found = [torch.autograd.grad(factor * scalar, (x, y), retain_graph=True) for factor in (1.0, -2.0, 1.0)]
+    for first, second, third in zip(*found, strict=True):
+        torch.testing.assert_close(second, -2 * first)
+        torch.testing.assert_close(third, first)
+
+
+def test_embeddings_changed_in_place_before_backward_are_noticed():
+    x, y = unit(80, 6, 0).requires_grad_(), unit(80, 6, 1)
+    embedded = x * 1.0
+    scalar = tercet.objective("triplet-sh")(embedded, y, streamed=True)
+    with torch.no_grad():
+        embedded += 1.0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        scalar.backward()

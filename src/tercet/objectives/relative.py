@@ -45,13 +45,12 @@ class OtherPositives:
         below = torch.searchsorted(self.pool, limit)
         itself = s_p < limit
         others = below - itself.to(below.dtype)
-        subtracted = self._sums[below] - self._term(s_p) * itself
+        own = self._term(s_p)
+        subtracted = self._sums[below] - own * itself
         total = torch.where(s_p == self.pool[0], self._without_first[below], subtracted)
         mean = total / others.clamp(min=1)
-        if self.settings.kind == "gap":
-            relative = s_p - self.pool[0] - mean
-        else:
-            relative = bounded_exp(self.settings.alpha * (s_p - self.pool[0])) * mean
+        # own is S_p - m, or 1 / exp(alpha (S_p - m))
+        relative = own - mean if self.settings.kind == "gap" else mean / own
         return torch.where(others > 0, relative, self.settings.empty)
 
     def _term(self, s: Tensor) -> Tensor:

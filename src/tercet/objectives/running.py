@@ -1,7 +1,7 @@
 """What one direction remembers while tiles of S pass by. Anchors come as rows, positives as -inf."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.objectives.hardest import Hardest
@@ -17,17 +17,21 @@ class RunningHardest:
         self.candidate = torch.zeros(anchors, dtype=torch.long, device=like.device)
 
     def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
-        best, place = tile.max(dim=1)
-        if first_candidate == 0 and len(best) == len(self.similarity):  # nothing was there before
-            self.similarity, self.candidate = best, place
-            return
-        improved = best > self.similarity[anchors]
-        self.candidate[anchors] = torch.where(improved, place + first_candidate, self.candidate[anchors])
-        self.similarity[anchors] = torch.where(improved, best, self.similarity[anchors])
+        self._keep(*tile.max(dim=1), anchors, first_candidate)
 
     def result(self) -> Hardest:
         exists = self.similarity > -torch.inf
         return Hardest(torch.where(exists, self.similarity, 0.0), self.candidate, exists)
+
+    def _keep(
+        self, best: Float[Tensor, " anchor"], place: Int[Tensor, " anchor"], anchors: slice, first_candidate: int
+    ) -> None:
+        if first_candidate == 0:  # nothing was there before
+            self.similarity[anchors], self.candidate[anchors] = best, place
+            return
+        improved = best > self.similarity[anchors]
+        self.candidate[anchors] = torch.where(improved, place + first_candidate, self.candidate[anchors])
+        self.similarity[anchors] = torch.where(improved, best, self.similarity[anchors])
 
 
 class RunningRelative(RunningHardest):
@@ -42,24 +46,35 @@ class RunningRelative(RunningHardest):
     def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
         before = self.similarity[anchors].clone()
         best, place = tile.max(dim=1)
-        improved = best > before
-        now = torch.where(improved, best, before)
-        self.similarity[anchors] = now
-        self.candidate[anchors] = torch.where(improved, place + first_candidate, self.candidate[anchors])
-        # A new hardest is left out of this tile's sum, and the one that it dethrones joins the others.
-        tile.scatter_(1, place[:, None], torch.where(improved, -torch.inf, best)[:, None])
-        dethroned = improved & (before > self.threshold)
+        self._keep(best, place, anchors, first_candidate)
+        now = self.similarity[anchors]
+        # The hardest so far is not among the others: while they are summed it is hidden, if it is in this tile.
+        hidden = torch.where(best > before, -torch.inf, best)
+        tile.scatter_(1, place[:, None], hidden[:, None])
         members = tile > self.threshold
-        self.count[anchors] += members.sum(dim=1) + dethroned
+        count = members.sum(dim=1)
         if self.settings.kind == "gap":
-            gaps = (tile - self.threshold).clamp_(min=0).sum(dim=1)  # of members alone: the others are below
-            self.total[anchors] += gaps + (before - self.threshold).masked_fill_(~dethroned, 0.0)
+            total = (tile - self.threshold).clamp_(min=0).sum(dim=1)  # who is no member is below
         else:
             level = now.clamp(min=torch.finfo(now.dtype).min)  # an anchor without a negative has none
-            terms = (tile - level[:, None]).mul_(self.settings.beta).clamp_(min=-MOST).exp_().mul_(members).sum(dim=1)
-            decay = (before - level).mul_(self.settings.beta).clamp_(min=-MOST).exp_()
-            self.total[anchors] = (self.total[anchors] + dethroned) * decay + terms
+            exponent = (tile - level[:, None]).mul_(self.settings.beta).clamp_(min=-MOST)
+            total = exponent.exp_().mul_(members).sum(dim=1)
         tile.scatter_(1, place[:, None], best[:, None])
+        if first_candidate == 0:
+            self.count[anchors], self.total[anchors] = count.to(total.dtype), total
+        else:
+            self._merge(count, total, before, now, anchors)
+
+    def _merge(self, count: Tensor, total: Tensor, before: Tensor, now: Tensor, anchors: slice) -> None:
+        """Add this tile's sums to the earlier ones; a hardest that was dethroned joins the others."""
+        dethroned = (now > before) & (before > self.threshold)
+        self.count[anchors] += count + dethroned
+        if self.settings.kind == "gap":
+            self.total[anchors] += total + (before - self.threshold).masked_fill_(~dethroned, 0.0)
+        else:
+            level = now.clamp(min=torch.finfo(now.dtype).min)
+            decay = (before - level).mul_(self.settings.beta).clamp_(min=-MOST).exp_()
+            self.total[anchors] = (self.total[anchors] + dethroned) * decay + total
 
     def relative(self) -> Float[Tensor, " anchor"]:
         """mu- or M- of each anchor."""

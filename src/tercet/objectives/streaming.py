@@ -48,9 +48,10 @@ class EmbeddingGradient:
         self._entries.append((image, caption, gradient))
         self.total += gradient.sum()
 
-    def products(self, factor: Tensor | float) -> tuple[Float[Tensor, "image dim"], Float[Tensor, "caption dim"]]:
-        """factor x (G @ captions, G.T @ images), in tensors of their own."""
-        parts = [tuple(each * factor for each in self._products)] if self._products else []
+    def products(self, factor: Tensor) -> tuple[Float[Tensor, "image dim"], Float[Tensor, "caption dim"]]:
+        """factor x (G @ captions, G.T @ images), given away: what is large is scaled in place, so ask once."""
+        parts = [(self._products[0].mul_(factor), self._products[1].mul_(factor))] if self._products else []
+        self._products = None
         if self._whole is not None:
             whole = self._whole * factor
             parts.append((whole @ self.captions, whole.T @ self.images))
@@ -80,8 +81,8 @@ def _sparse_product(
     dense: Float[Tensor, "column dim"],
 ) -> Float[Tensor, "row dim"]:
     """(the sparse rows x columns matrix of these entries) @ dense, without a temporary of entries x dim."""
-    order = row.argsort(stable=True)
-    first = torch.searchsorted(row[order], torch.arange(rows, device=row.device))
+    ordered, order = row.sort(stable=True)
+    first = torch.searchsorted(ordered, torch.arange(rows, device=row.device))
     return F.embedding_bag(column[order], dense, first, mode="sum", per_sample_weights=value[order])
 
 
@@ -116,22 +117,29 @@ class _Streamed(torch.autograd.Function):
     ) -> Tensor:
         tiles = TiledSimilarity(_as_autocast(images), _as_autocast(captions), *ids, scale=scale, bias=bias)
         ctx.dtypes = [each.dtype if isinstance(each, Tensor) else None for each in (images, captions, scale, bias)]
-        ctx.scale = scale
+        ctx.tiles, ctx.objective = tiles, objective
+        ctx.save_for_backward(*(each for each in (images, captions, scale, bias) if isinstance(each, Tensor)))
         with without_autocast(images):
             ctx.gradient = EmbeddingGradient(tiles) if wanted else None
-            return objective.stream(tiles, ctx.gradient)
+            scalar = objective.stream(tiles, ctx.gradient)
+        tiles.forget()
+        return scalar
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, found = ctx.gradient, []
-        upstream = upstream.to(gradient.total.dtype)
-        if ctx.scale is None:
-            found += gradient.products(upstream)
-        else:
-            for_images, for_captions = gradient.products(upstream)
-            for_scale = (gradient.images * for_images).sum()
-            found += [for_images.mul_(ctx.scale), for_captions.mul_(ctx.scale), for_scale]
-        found += [None] * (3 - len(found)) + [upstream * gradient.total]
+        ctx.saved_tensors  # noqa: B018  torch then says whether one was changed in place since
+        gradient, ctx.gradient = ctx.gradient, None
+        if gradient is None:  # a graph that was retained goes backward again: rather twice the work than the memory
+            gradient = EmbeddingGradient(ctx.tiles)
+            ctx.objective.stream(ctx.tiles, gradient)
+            ctx.tiles.forget()
+        upstream, scale = upstream.to(gradient.total.dtype), ctx.tiles.scale
+        for_images, for_captions = gradient.products(upstream)
+        for_scale = None
+        if scale is not None:
+            for_scale = torch.dot(gradient.images.flatten(), for_images.flatten())
+            for_images, for_captions = for_images.mul_(scale), for_captions.mul_(scale)
+        found = (for_images, for_captions, for_scale, upstream * gradient.total)
         wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:4], strict=True)
         return *(each.to(dtype) if needed else None for each, dtype, needed in wanted), None, None, None
 

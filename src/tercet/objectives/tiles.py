@@ -82,6 +82,10 @@ class TiledSimilarity:
                 yield tile
                 number += 1
 
+    def forget(self) -> None:
+        """Let go of an only tile, which the last walk may have changed."""
+        self._only = None
+
     def complete_rows(self, images: slice) -> Rows:
         """Some images against all captions, with images as anchors."""
         buffer = self.pair_similarity.new_empty((images.stop - images.start) * len(self.captions))
