@@ -148,3 +148,14 @@ def test_embeddings_changed_in_place_before_backward_are_noticed():
         embedded += 1.0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         scalar.backward()
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize(("images", "captions"), [(0, 3), (3, 0), (0, 0)])
+def test_nothing_streams_to_nothing(name, images, captions):
+    x, y = torch.zeros(images, 4, requires_grad=True), torch.zeros(captions, 4, requires_grad=True)
+    ids = {"image_ids": torch.arange(images), "caption_ids": torch.arange(captions)}
+    scalar = tercet.objective(name)(x, y, streamed=True, **ids)
+    scalar.backward()
+    assert scalar == 0
+    assert x.grad.shape == x.shape

@@ -80,10 +80,10 @@ class RowObjective(ABC):
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
         if distributed.in_use():
             images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=image_ids is None)
-        paired_by_rows = ids[0] is ids[1]
+        paired_by_rows, entries = ids[0] is ids[1], len(images) * len(captions)
         if streamed is None:
-            streamed = self._streams(len(images) * len(captions), paired_by_rows)
-        if streamed:
+            streamed = self._streams(entries, paired_by_rows)
+        if streamed and entries:
             return streamed_scalar(self, images, captions, ids, scale, bias)
         similarity = images @ captions.T
         if scale is not None:
