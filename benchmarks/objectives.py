@@ -54,7 +54,7 @@ def header():
             f"Python {platform.python_version()}, float32, dim {DIM}; forward and backward.",
             "Times are multiples of the bare product S = X Y^T of the same run; medians of interleaved turns.",
             "",
-            "- **ours**: `objective(x, y)` as it chooses by itself, streamed above 1024; **dense**: `streamed=False`.",
+            "- **ours**: `objective(x, y)` as it chooses by itself (decision 4); **dense**: `streamed=False`.",
             "- **plain**: the same gradient as a plain autograd formula on the whole S (`benchmarks/plain.py`).",
             "- **pml**: pytorch-metric-learning 2.9.0, both directions, where it has the same loss, up to 2048.",
             "- **memory**: peak in MB above inputs and their gradients.",
