@@ -82,7 +82,17 @@ def test_delivered_rightly_it_passes():
 @pytest.mark.parametrize(
     ("subject", "reasons"),
     [
-        (WrongSign(), ["autograd of value", "finite differences", "sign", "streamed"]),
+        (
+            WrongSign(),
+            [
+                "autograd of value",
+                "finite differences",
+                "sign",
+                "delivered to embeddings",
+                "streamed",
+                "streamed in tiles",
+            ],
+        ),
         (pulls_negatives, ["sign"]),
         (delivers("scatter"), ["delivered to embeddings"]),
         (delivers("upstream"), ["upstream gradient"]),
@@ -129,3 +139,41 @@ def test_what_cannot_be_checked_is_said():
     assert "not checked: it has no value" in str(report)
     with pytest.raises(ValueError, match="takes must be None or 'embeddings'"):
         tercet.check_objective("con/lin", takes="words")
+
+
+def test_small_gradients_are_checked_as_closely_as_large_ones():
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, images, captions):
+            ctx.shapes = images.shape, captions.shape
+            return 1e-7 * (images @ captions.T).square().sum()
+
+        @staticmethod
+        def backward(ctx, upstream):
+            return tuple(-1e-7 * upstream * torch.ones(shape, dtype=torch.float64) for shape in ctx.shapes)
+
+    report = tercet.check_objective(lambda x, y: Wrong.apply(x, y), takes="embeddings", processes=False)
+    assert "finite differences" in report.failed
+
+
+def test_a_gradient_that_is_zero_everywhere_does_not_pass():
+    assert not tercet.check_objective(lambda similarity, positives: torch.zeros_like(similarity), processes=False)
+    assert not tercet.check_objective(lambda x, y: 0 * (x.sum() + y.sum()), takes="embeddings", processes=False)
+
+
+def test_a_stream_that_is_wrong_only_over_many_tiles_fails():
+    class Doubles(HardestTriplet):
+        def stream(self, tiles, into):
+            scalar = super().stream(tiles, into)
+            return scalar * 2 if tiles.side < 12 else scalar
+
+    assert tercet.check_objective(Doubles(), processes=False).failed == ["streamed in tiles"]
+
+
+def test_one_that_cannot_run_gets_a_verdict():
+    def needs_a_square(similarity, positives):
+        return torch.nn.functional.cross_entropy(similarity.T, torch.arange(similarity.shape[0]))
+
+    report = tercet.check_objective(needs_a_square)
+    assert report.failed == ["runs"]
+    assert "5 images x 12 captions" in str(report)

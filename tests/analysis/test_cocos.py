@@ -185,3 +185,23 @@ def test_the_released_counters_say_what_they_cannot_take():
     ragged = CASES["ragged 4 x 10"]
     with pytest.raises(ValueError, match="same number of captions"):
         tercet.cocos(tercet.objective("smooth-ap"), *ragged[:2], as_published=True)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("shape", [(3, 4), (3, 0), (0, 4), (0, 0)])
+def test_nobody_is_a_query(name, shape):
+    counts = tercet.cocos(tercet.objective(name), torch.zeros(shape), torch.zeros(shape, dtype=torch.bool))
+    assert counts["i2t"]["silent"] == 0
+    assert counts["t2i"].get("C_0", 0.0) == 0
+
+
+def test_what_has_almost_vanished_still_has_a_share():
+    similarity = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
+    counts = tercet.cocos(tercet.objective("nt-xent", temperature=0.005), similarity)
+    assert counts["i2t"]["effective"] == 1.0
+
+
+def test_released_counters_refuse_ignored_pairs():
+    ignored = torch.eye(3, dtype=torch.bool).roll(1, dims=1)
+    with pytest.raises(ValueError, match="know no ignored pairs"):
+        tercet.cocos(tercet.objective("triplet"), torch.zeros(3, 3), ignored=ignored, as_published=True)

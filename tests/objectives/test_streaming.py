@@ -93,7 +93,9 @@ def test_nothing_larger_than_one_tile_is_ever_made(name, monkeypatch, without_sh
 def test_large_batches_stream_by_themselves_and_compiled_ones_do_not(monkeypatch):
     o = tercet.objective("triplet-sh")
     called = []
-    monkeypatch.setattr("tercet.objectives.base.streamed_scalar", lambda *_: called.append(True) or torch.zeros(()))
+    monkeypatch.setattr(
+        "tercet.objectives.base.streamed_scalar", lambda *_, **__: called.append(True) or torch.zeros(())
+    )
     o(torch.zeros(20, 2), torch.zeros(20, 2))
     assert not called
     o(torch.zeros(100, 2), torch.zeros(100, 2))
@@ -159,3 +161,66 @@ def test_nothing_streams_to_nothing(name, images, captions):
     scalar.backward()
     assert scalar == 0
     assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("name", ["triplet", "triplet-sh", "nt-xent", "sigmoid", "smooth-ap", "cir/sig-ms"])
+def test_one_tensor_may_be_the_ids_of_both(name, streamed):
+    o, ids = tercet.objective(name), torch.tensor([1002, 1002, 1000, 1001])
+    x, y = unit(4, 6, 0), unit(4, 6, 1)
+    expected = o(x, y, image_ids=ids, caption_ids=ids.clone(), streamed=streamed)
+    torch.testing.assert_close(o(x, y, image_ids=ids, caption_ids=ids, streamed=streamed), expected)
+
+
+@pytest.mark.parametrize("name", ["triplet", "triplet-sh", "nt-xent", "sigmoid", "smooth-ap", "cir/sig-ms"])
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+def test_a_learned_scale_may_have_a_shape(name, shape, monkeypatch, without_shape_checks):
+    monkeypatch.setattr(tiles, "SIDE", 4)
+    scale, bias = (torch.full(shape, number, requires_grad=True) for number in (1.3, 0.1))
+    x, y = unit(7, 6, 0).float().requires_grad_(), unit(11, 6, 1).float()
+    tercet.objective(name)(x, y, owners=torch.arange(11) % 7, scale=scale, bias=bias, streamed=True).backward()
+    assert scale.grad.shape == shape
+    assert bias.grad.shape == shape
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_second_derivative_is_refused(streamed):
+    x, y = unit(80, 6, 0).requires_grad_(), unit(90, 6, 1)
+    scalar = tercet.objective("nt-xent")(x, y, owners=torch.arange(90) % 80, streamed=streamed)
+    (first,) = torch.autograd.grad(scalar, x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["triplet", "nt-xent", "sigmoid", "cir/sig-ms"])
+def test_backward_may_run_under_autocast(name):
+    scale, x, y = (
+        torch.tensor(1.3, requires_grad=True),
+        unit(12, 16, 0).float().requires_grad_(),
+        unit(30, 16, 1).float(),
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        tercet.objective(name)(x, y, owners=torch.arange(30) % 12, scale=scale, streamed=True).backward()
+    assert x.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["con/sig-ms", "nca/sig-ms", "cir/sig-ms", "cir/lin-ms"])
+def test_similarities_wider_than_cosines_agree_over_many_tiles(name, monkeypatch):
+    """While a negative is within 60 / beta of the hardest; decision 4 says what happens beyond."""
+    monkeypatch.setattr(tiles, "SIDE", 8)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(rows, 16, generator=generator, dtype=torch.float64) for rows in (20, 33))
+    x = 0.35 * x
+    found = []
+    for streamed in (True, False):
+        leaf = x.clone().requires_grad_()
+        tercet.objective(name)(leaf, y, owners=torch.arange(33) % 20, streamed=streamed).backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
+
+
+def test_own_weights_without_a_negative_stay_finite():
+    o = tercet.objective((lambda p, n: torch.ones_like(p), torch.ones_like, lambda n: 1 / n))
+    x = unit(3, 6, 0).requires_grad_()
+    o(x, unit(4, 6, 1), owners=torch.zeros(4, dtype=torch.long), streamed=True).backward()
+    assert x.grad.isfinite().all()

@@ -1,5 +1,6 @@
 """The gradient contract: does anybody's objective deliver the gradient it claims, everywhere it is delivered?"""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,14 @@ import torch
 from torch import Tensor
 
 from tercet.analysis.two_processes import gradients_of_two_processes
+from tercet.objectives import distributed
 from tercet.objectives import objective as objective_of
 from tercet.objectives.masks import as_rows, positives_from_ids
+from tercet.objectives.streaming import streamed_scalar
 
-EXACT, DIFFERENCES, SINGLE = 1e-10, 1e-6, 1e-4  # tolerances, relative to the largest expected entry
+EXACT, DIFFERENCES, SINGLE = 1e-10, 1e-6, 1e-4  # tolerances, relative to the largest entry
+TINY = 1e-300
+NOTHING = "the gradient is zero everywhere on a batch in which negatives come close"
 
 
 @dataclass(frozen=True)
@@ -67,14 +72,19 @@ def check_objective(subject: Any, *, takes: str | None = None, processes: bool =
     """
     if takes not in (None, "embeddings"):
         raise ValueError(f"takes must be None or 'embeddings', got {takes!r}")
-    if takes == "embeddings":
-        name = getattr(subject, "__name__", type(subject).__name__)
-        checks = _checks_of_a_loss(subject)
-        call, ids = subject, False
-    else:
-        subject = subject if hasattr(subject, "pair_gradient") else objective_of(subject)
-        name, checks, call, ids = subject.name, _checks_of_an_objective(subject), subject, True
-    checks.append(_two_processes(call, ids) if processes else Check("two processes", None, EXACT, "left out as asked"))
+    if distributed.in_use():
+        raise ValueError("check_objective starts processes of its own: call it outside torch.distributed")
+    ids = takes is None
+    if ids and not hasattr(subject, "pair_gradient"):
+        subject = objective_of(subject)
+    name = str(getattr(subject, "name", getattr(subject, "__name__", type(subject).__name__)))
+    try:
+        checks = _checks_of_an_objective(subject) if ids else _checks_of_a_loss(subject)
+    except Exception as error:
+        batch = "5 images x 12 captions with several positives" if ids else "5 pairs, in float64 and in float32"
+        reason = f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return CheckReport(name, (Check("runs", math.inf, 0.0, f"{reason} on {batch}"),))
+    checks.append(_two_processes(subject, ids) if processes else Check("two processes", None, EXACT, "left out"))
     return CheckReport(name, tuple(checks))
 
 
@@ -101,7 +111,7 @@ def _checks_of_an_objective(subject: Any) -> list[Check]:
     batch = _Batch()
     claimed = subject.pair_gradient(batch.similarity, batch.positives)
     checks = []
-    if subject.has_value:
+    if getattr(subject, "has_value", False):
         s = batch.similarity.clone().requires_grad_()
         (by_autograd,) = torch.autograd.grad(subject.value(s, batch.positives), s)
         by_differences = _differences(lambda s: subject.value(s, batch.positives), batch.similarity)
@@ -113,15 +123,21 @@ def _checks_of_an_objective(subject: Any) -> list[Check]:
         no_value = "it has no value, so no loss to differentiate"
         checks += [Check(each, None, EXACT, no_value) for each in ("autograd of value", "finite differences")]
     checks.append(_descent(claimed, batch))
-    expected = {"images": claimed @ batch.captions, "captions": claimed.T @ batch.images}
     delivered = _delivered(lambda x, y: subject(x, y, **batch.ids()), batch)
+    products = {"images": claimed @ batch.captions, "captions": claimed.T @ batch.images}
+    expected = {"scalar": delivered["scalar"], **products}
     checks += [
         _compare("delivered to embeddings", delivered, expected, EXACT, "is a term missing, or one too many?"),
         _upstream(lambda x, y: subject(x, y, **batch.ids()), batch),
     ]
     if getattr(subject, "can_stream", False):
-        streamed = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
-        checks.append(_compare("streamed", streamed, expected, EXACT))
+        one_tile = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
+        ids = batch.image_ids, batch.caption_ids
+        many_tiles = _delivered(lambda x, y: streamed_scalar(subject, x, y, ids, side=3), batch)
+        checks += [
+            _compare("streamed", one_tile, expected, EXACT, "in one tile"),
+            _compare("streamed in tiles", many_tiles, expected, EXACT, "in tiles of 3 x 3"),
+        ]
     else:
         checks.append(Check("streamed", None, EXACT, "it needs the whole similarity at once"))
     single = subject.pair_gradient(batch.similarity.float(), batch.positives).double()
@@ -132,6 +148,8 @@ def _checks_of_an_objective(subject: Any) -> list[Check]:
 def _checks_of_a_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> list[Check]:
     batch = _Batch(paired=True)
     delivered = _delivered(loss, batch)
+    if not any(delivered[part].any() for part in ("images", "captions")):
+        return [Check("not zero", math.inf, 0.0, NOTHING)]
     by_differences = {
         "images": _differences(lambda x: loss(x, batch.captions), batch.images),
         "captions": _differences(lambda y: loss(batch.images, y), batch.captions),
@@ -146,11 +164,12 @@ def _checks_of_a_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> list[Check]:
 
 def _delivered(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch, upstream: float = 1.0) -> dict[str, Tensor]:
     images, captions = batch.images.clone().requires_grad_(), batch.captions.clone().requires_grad_()
-    (upstream * call(images, captions)).backward()
-    return {
-        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-        for name, leaf in (("images", images), ("captions", captions))
-    }
+    scalar = upstream * call(images, captions)
+    scalar.backward()
+    found = {"scalar": scalar.detach().double()}
+    for name, leaf in (("images", images), ("captions", captions)):
+        found[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    return found
 
 
 def _upstream(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch) -> Check:
@@ -162,6 +181,8 @@ def _upstream(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch) -> Check:
 
 def _descent(claimed: Tensor, batch: _Batch) -> Check:
     """The sign: a small step along -G must bring positives closer than it brings negatives, in total."""
+    if not claimed.any():
+        return Check("sign", math.inf, 0.0, NOTHING)
     rows = as_rows(batch.similarity, batch.positives, None)
     pulled = -(claimed * rows.positives).sum() / rows.positives.sum()
     pushed = (claimed * rows.negatives).sum() / rows.negatives.sum()
@@ -193,14 +214,15 @@ def _differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float =
 def _compare(
     name: str, actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, hint: str = ""
 ) -> Check:
-    """The largest disagreement, relative to the largest expected entry, and where it stands."""
-    size = max(1.0, *(each.abs().max().item() for each in expected.values()))
+    """The largest disagreement, relative to the largest entry of its part, and where it stands."""
     worst, note = 0.0, ""
     for part, wanted in expected.items():
+        size = max(wanted.abs().max().item(), actual[part].abs().max().item(), TINY)
         error = (actual[part].double() - wanted.double()).abs() / size
         error = torch.where(error.isnan(), torch.inf, error)
         if error.numel() and error.max() > worst:
             place = torch.unravel_index(error.argmax(), error.shape)
             worst, index = error.max().item(), ", ".join(str(int(each)) for each in place)
-            note = f"at {part}[{index}]: {wanted[place].item():.6g} expected, {actual[part][place].item():.6g} found"
+            at = f"{part}[{index}]" if index else part
+            note = f"at {at}: {wanted[place].item():.6g} expected, {actual[part][place].item():.6g} found"
     return Check(name, worst, tolerance, "; ".join(filter(None, [note, hint])))

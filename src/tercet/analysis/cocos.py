@@ -64,7 +64,9 @@ def own_terms(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
     """The published quantities of one direction; none for an objective that the study did not look at."""
     count = OWN_TERMS.get(type(objective))
     is_query = rows.positives.any(dim=1)
-    return {} if count is None else count(objective, rows.each(lambda matrix: matrix[is_query]), epsilon)
+    if count is None or not is_query.any():
+        return dict(WITHOUT_QUERIES.get(type(objective), {}))
+    return count(objective, rows.each(lambda matrix: matrix[is_query]), epsilon)
 
 
 def general(rows: Rows, gradient: Float[Tensor, "anchor candidate"], epsilon: float) -> Counts:
@@ -74,7 +76,7 @@ def general(rows: Rows, gradient: Float[Tensor, "anchor candidate"], epsilon: fl
     if not push.numel():
         return {"negatives": 0.0, "silent": float(len(push)), "effective": 0.0, "hardest_share": 0.0}
     largest = push.max(dim=1).values
-    pushes = push[largest > 0]
+    pushes = push[largest > 0] / largest[largest > 0, None]  # squares of what has almost vanished would be 0
     effective = pushes.sum(dim=1).square() / pushes.square().sum(dim=1)
     hardest_share = pushes.max(dim=1).values / pushes.sum(dim=1) if len(pushes) else effective
     return {
@@ -130,6 +132,15 @@ OWN_TERMS: dict[type, Callable[[RowObjective, Rows, float], Counts]] = {
     HardestTriplet: _hardest_triplet,
     NTXent: _nt_xent,
     SmoothAP: _smooth_ap,
+}
+
+
+# Where nobody is a query: counts are 0 and means are what they are over nothing.
+WITHOUT_QUERIES: dict[type, Counts] = {
+    Triplet: {"C_q": float("nan"), "C_B": 0.0, "C_0": 0.0},
+    HardestTriplet: {"C_q": 0.0, "C_B": 0.0, "C_0": 0.0},
+    NTXent: {"C_qv": 0.0, "W_neg": 0.0, "W_pos": 0.0},
+    SmoothAP: {"C_q": 0.0, "C_0": 0.0},
 }
 
 

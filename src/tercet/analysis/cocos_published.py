@@ -24,6 +24,8 @@ Counts = dict[str, float]
 
 def as_released(objective: RowObjective, rows: Rows, epsilon: float) -> dict[str, Counts]:
     """{'i2t': counts, 't2i': counts} under today's names."""
+    if rows.ignored is not None:
+        raise ValueError("the released counters know no ignored pairs: leave out ignored or as_published")
     if isinstance(objective, SmoothAP):
         return _smooth_ap(objective, rows, epsilon)
     if not isinstance(objective, Triplet | HardestTriplet | NTXent):

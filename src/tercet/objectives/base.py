@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tercet.contracts import PairGradient, PairMask, Similarity
 from tercet.objectives import distributed
@@ -78,13 +79,15 @@ class RowObjective(ABC):
         """
         check_embeddings(images, captions, scale, bias)
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
+        paired_by_rows = owners is None and image_ids is None
         if distributed.in_use():
             images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=image_ids is None)
-        paired_by_rows, entries = ids[0] is ids[1], len(images) * len(captions)
+            paired_by_rows = False
+        entries = len(images) * len(captions)
         if streamed is None:
             streamed = self._streams(entries, paired_by_rows)
         if streamed and entries:
-            return streamed_scalar(self, images, captions, ids, scale, bias)
+            return streamed_scalar(self, images, captions, ids, scale, bias, paired_by_rows=paired_by_rows)
         similarity = images @ captions.T
         if scale is not None:
             similarity = scale * similarity
@@ -223,6 +226,7 @@ class _Deliver(torch.autograd.Function):
         return scalar.clone()
 
     @staticmethod
+    @once_differentiable  # G is a constant to it: a second derivative would be wrong, so there is none
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         # Scaled in the gradient's own precision and rounded once, to that of S.
         (gradient,) = ctx.saved_tensors

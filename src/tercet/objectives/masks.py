@@ -96,7 +96,7 @@ def ids_of_pairs(
                 f"owners are rows of {len(images)} images, got {lowest} to {highest}: "
                 "give ids of a data set as image_ids= and caption_ids="
             )
-    return image_ids, caption_ids
+    return image_ids.long(), caption_ids.long()
 
 
 def _check_ids(name: str, ids: Tensor, rows: int) -> None:

@@ -1,5 +1,7 @@
 """What one direction remembers while tiles of S pass by. Anchors come as rows, positives as -inf."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -57,7 +59,7 @@ class RunningRelative(RunningHardest):
             total = (tile - self.threshold).clamp_(min=0).sum(dim=1)  # who is no member is below
         else:
             level = now.clamp(min=torch.finfo(now.dtype).min)  # an anchor without a negative has none
-            exponent = (tile - level[:, None]).mul_(self.settings.beta).clamp_(min=-MOST)
+            exponent = (tile - level[:, None]).mul_(self.settings.beta)
             total = exponent.exp_().mul_(members).sum(dim=1)
         tile.scatter_(1, place[:, None], best[:, None])
         if first_candidate == 0:
@@ -73,7 +75,7 @@ class RunningRelative(RunningHardest):
             self.total[anchors] += total + (before - self.threshold).masked_fill_(~dethroned, 0.0)
         else:
             level = now.clamp(min=torch.finfo(now.dtype).min)
-            decay = (before - level).mul_(self.settings.beta).clamp_(min=-MOST).exp_()
+            decay = (before - level).mul_(self.settings.beta).exp_()
             self.total[anchors] = (self.total[anchors] + dethroned) * decay + total
 
     def relative(self) -> Float[Tensor, " anchor"]:
@@ -81,6 +83,10 @@ class RunningRelative(RunningHardest):
         mean = self.total / self.count.clamp(min=1)
         if self.settings.kind == "gap":
             mean = self.result().similarity - self.threshold - mean
+        else:
+            # A term's bound of exp(-60) cannot be kept while the level moves. It tells where all terms are below it,
+            # and there the mean is the bound itself.
+            mean = mean.clamp(min=math.exp(-MOST))
         return torch.where(self.count > 0, mean, self.settings.empty)
 
 

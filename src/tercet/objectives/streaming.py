@@ -1,12 +1,13 @@
 """The scalar of an objective on embeddings without ever holding S: exact, tile by tile, gradient included."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tercet.objectives.tiles import TiledSimilarity
 
@@ -91,14 +92,45 @@ def streamed_scalar(
     images: Float[Tensor, "image dim"],
     captions: Float[Tensor, "caption dim"],
     ids: Ids,
-    scale: float | Tensor | None,
-    bias: float | Tensor | None,
+    scale: float | Tensor | None = None,
+    bias: float | Tensor | None = None,
+    *,
+    paired_by_rows: bool = False,
+    side: int | None = None,
 ) -> Float[Tensor, ""]:
-    """What `objective` returns on the whole similarity, value and gradients alike."""
+    """What `objective` returns on the whole similarity, value and gradients alike; `side` is that of a tile."""
+    scale, bias = (each.reshape(()) if isinstance(each, Tensor) else each for each in (scale, bias))
     learned = [each.requires_grad for each in (images, captions, scale, bias) if isinstance(each, Tensor)]
     wanted = torch.is_grad_enabled() and any(learned)
-    scalar: Tensor = _Streamed.apply(images, captions, scale, bias, objective, ids, wanted)  # type: ignore[no-untyped-call]
+    plan = _Plan(objective, ids, paired_by_rows, side, wanted)
+    scalar: Tensor = _Streamed.apply(images, captions, scale, bias, plan)  # type: ignore[no-untyped-call]
     return scalar
+
+
+class _Plan(NamedTuple):
+    """What a streamed batch is besides its tensors."""
+
+    objective: "RowObjective"
+    ids: Ids
+    paired_by_rows: bool
+    side: int | None
+    wanted: bool
+
+    def stream(
+        self, images: Tensor, captions: Tensor, scale: float | Tensor | None, bias: float | Tensor | None
+    ) -> tuple[Tensor, EmbeddingGradient | None]:
+        with without_autocast(images):
+            tiles = TiledSimilarity(
+                images,
+                captions,
+                *self.ids,
+                scale=scale,
+                bias=bias,
+                paired_by_rows=self.paired_by_rows,
+                side=self.side,
+            )
+            gradient = EmbeddingGradient(tiles) if self.wanted else None
+            return self.objective.stream(tiles, gradient), gradient
 
 
 class _Streamed(torch.autograd.Function):
@@ -111,37 +143,36 @@ class _Streamed(torch.autograd.Function):
         captions: Tensor,
         scale: float | Tensor | None,
         bias: float | Tensor | None,
-        objective: "RowObjective",
-        ids: Ids,
-        wanted: bool,
+        plan: _Plan,
     ) -> Tensor:
-        tiles = TiledSimilarity(_as_autocast(images), _as_autocast(captions), *ids, scale=scale, bias=bias)
-        ctx.dtypes = [each.dtype if isinstance(each, Tensor) else None for each in (images, captions, scale, bias)]
-        ctx.tiles, ctx.objective = tiles, objective
-        ctx.save_for_backward(*(each for each in (images, captions, scale, bias) if isinstance(each, Tensor)))
-        with without_autocast(images):
-            ctx.gradient = EmbeddingGradient(tiles) if wanted else None
-            scalar = objective.stream(tiles, ctx.gradient)
-        tiles.forget()
+        given = (images, captions, scale, bias)
+        ctx.plan = plan
+        ctx.numbers = [None if isinstance(each, Tensor) else each for each in given]
+        ctx.save_for_backward(*(each if isinstance(each, Tensor) else None for each in given))
+        product_images, product_captions = _as_autocast(images), _as_autocast(captions)
+        ctx.product_dtype = product_images.dtype
+        scalar, ctx.gradient = plan.stream(product_images, product_captions, scale, bias)
         return scalar
 
     @staticmethod
+    @once_differentiable  # G is a constant to it: a second derivative would be wrong, so there is none
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.saved_tensors  # noqa: B018  torch then says whether one was changed in place since
+        # Asking for what was saved makes torch say whether it was changed in place since.
+        given = [number if each is None else each for each, number in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
+        images, captions, scale, bias = given
         gradient, ctx.gradient = ctx.gradient, None
-        if gradient is None:  # a graph that was retained goes backward again: rather twice the work than the memory
-            gradient = EmbeddingGradient(ctx.tiles)
-            ctx.objective.stream(ctx.tiles, gradient)
-            ctx.tiles.forget()
-        upstream, scale = upstream.to(gradient.total.dtype), ctx.tiles.scale
-        for_images, for_captions = gradient.products(upstream)
-        for_scale = None
-        if scale is not None:
-            for_scale = torch.dot(gradient.images.flatten(), for_images.flatten())
-            for_images, for_captions = for_images.mul_(scale), for_captions.mul_(scale)
+        with without_autocast(upstream):
+            if gradient is None:  # a retained graph goes backward again: rather twice the work than the memory
+                _, gradient = ctx.plan.stream(images.to(ctx.product_dtype), captions.to(ctx.product_dtype), scale, bias)
+            upstream = upstream.to(gradient.total.dtype)
+            for_images, for_captions = gradient.products(upstream)
+            for_scale = None
+            if scale is not None:
+                for_scale = torch.dot(gradient.images.flatten(), for_images.flatten())
+                for_images, for_captions = for_images.mul_(scale), for_captions.mul_(scale)
         found = (for_images, for_captions, for_scale, upstream * gradient.total)
-        wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:4], strict=True)
-        return *(each.to(dtype) if needed else None for each, dtype, needed in wanted), None, None, None
+        wanted = zip(found, given, ctx.needs_input_grad[:4], strict=True)
+        return *(each.to(like.dtype) if needed else None for each, like, needed in wanted), None
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[Any]:

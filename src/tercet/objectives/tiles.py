@@ -32,14 +32,21 @@ class TiledSimilarity:
         captions: Float[Tensor, "caption dim"],
         image_ids: Int[Tensor, " image"],
         caption_ids: Int[Tensor, " caption"],
+        *,
         scale: float | Tensor | None,
         bias: float | Tensor | None,
+        paired_by_rows: bool = False,
+        side: int | None = None,
     ) -> None:
         self.images, self.captions, self.scale, self.bias = images, captions, scale, bias
         self.image_ids, self.caption_ids = image_ids, caption_ids
-        self.side = SIDE
-        self.paired_by_rows = image_ids is caption_ids
-        pairs = Pairs(image_ids, image_ids) if self.paired_by_rows else positive_pairs(image_ids, caption_ids)
+        self.side = side or SIDE
+        self.paired_by_rows = paired_by_rows
+        if paired_by_rows:
+            rows_of_both = torch.arange(len(images), device=images.device)
+            pairs = Pairs(rows_of_both, rows_of_both)
+        else:
+            pairs = positive_pairs(image_ids, caption_ids)
         rows, columns = -(-len(images) // self.side), -(-len(captions) // self.side)
         self._first_pair = [0, len(pairs.image)]
         if rows * columns > 1:
@@ -82,10 +89,6 @@ class TiledSimilarity:
                 yield tile
                 number += 1
 
-    def forget(self) -> None:
-        """Let go of an only tile, which the last walk may have changed."""
-        self._only = None
-
     def complete_rows(self, images: slice) -> Rows:
         """Some images against all captions, with images as anchors."""
         buffer = self.pair_similarity.new_empty((images.stop - images.start) * len(self.captions))
@@ -94,7 +97,14 @@ class TiledSimilarity:
 
     def transposed(self) -> "TiledSimilarity":
         return TiledSimilarity(
-            self.captions, self.images, self.caption_ids, self.image_ids, scale=self.scale, bias=self.bias
+            self.captions,
+            self.images,
+            self.caption_ids,
+            self.image_ids,
+            scale=self.scale,
+            bias=self.bias,
+            paired_by_rows=self.paired_by_rows,
+            side=self.side,
         )
 
     def lowest_positive(self) -> Float[Tensor, ""]:

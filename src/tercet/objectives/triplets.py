@@ -92,7 +92,8 @@ class TripletObjective(RowObjective):
             hardest = tracker.result()
             s_n = side.of_pairs(hardest.similarity)
             weights = side.of_pairs(side.weights * hardest.exists)
-            scalar += (weights * self.shown_value(s_p, s_n)).sum()
+            is_triplet = weights > 0  # what a weight says of an anchor without a negative must not spread
+            scalar += torch.where(is_triplet, weights * self.shown_value(s_p, s_n), 0.0).sum()
             if into is None or not len(s_p):
                 continue
             relative_p = relative_n = None
@@ -100,8 +101,8 @@ class TripletObjective(RowObjective):
                 relative_p = others.relative(s_p, s_n)
                 relative_n = side.of_pairs(tracker.relative())
             pull, push = self.weigh(Triplets(s_p, s_n, relative_p, relative_n))
-            on_pairs -= weights * pull
-            pushes = side.sum(weights * push)
+            on_pairs -= torch.where(is_triplet, weights * pull, 0.0)
+            pushes = side.sum(torch.where(is_triplet, weights * push, 0.0))
             anchors = torch.arange(len(side.weights), device=s_p.device)
             entry = (anchors, hardest.candidate) if side.is_image else (hardest.candidate, anchors)
             into.add_entries(*entry, pushes)
