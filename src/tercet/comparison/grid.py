@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tercet import runs
 from tercet.comparison.settings import CompareSettings
 from tercet.comparison.table import Comparison
-from tercet.data.batches import batches_per_epoch
-from tercet.data.features import FeatureSet
-from tercet.data.scenes import scenes
+from tercet.data.meetings import batches_per_epoch
+from tercet.data.paired import PairedData, paired
+from tercet.data.scenes import scenes_data_set
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.catalogue import nearest
 from tercet.objectives.from_file import is_file_name, source_checksum
@@ -31,7 +31,8 @@ def compare(**settings: Any) -> Comparison:
     grid = CompareSettings(**settings)
     objectives = _build(grid.objectives)  # before any training: a wrong name costs nothing
     runs.make_root(grid.runs)
-    training, held_out = scenes("train", grid.scenes), scenes("test", grid.scenes // 3)
+    data = scenes_data_set(grid.scenes)
+    training, held_out = (paired("scenes", data.split(split)) for split in ("train", "test"))
     checksum = training.checksum() + held_out.checksum()
     results: dict[str, list[dict[str, float]]] = {name: [] for name in objectives}
     with _progress() as progress:
@@ -60,13 +61,13 @@ def _build(names: tuple[str, ...]) -> dict[str, tuple[RowObjective, str | None]]
 def _finished_or_new(
     built: RowObjective,
     run: TrainSettings,
-    training: FeatureSet,
-    held_out: FeatureSet,
+    training: PairedData,
+    held_out: PairedData,
     checksum: str,
     root: Path,
     progress: Progress,
 ) -> dict[str, float]:
-    steps = run.epochs * batches_per_epoch(training, run.batch_size)
+    steps = run.epochs * batches_per_epoch(training.owners, run.batch_size)
     bar = progress.add_task(f"{escape(run.objective)} seed {run.seed}", total=steps, monitor="")
     resolved = asdict(run)
     identity = runs.run_hash(resolved, checksum)

@@ -1,20 +1,111 @@
-"""Batches for training: which captions meet in a step, from seed and epoch alone."""
+"""Meetings -> batches: what meets is read, altered if asked for, and handed to the step."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from tercet.contracts import Batch
-from tercet.data.features import FeatureSet
+from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
+from tercet.data.meetings import Meeting, paired_meetings
+from tercet.data.paired import PairedData
+from tercet.data.text.tokens import Tokens
 
 
-def paired_batches(data: FeatureSet, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
-    """Every caption once an epoch, each with its image; ids tell when one comes twice. A short rest is left out."""
-    order = torch.randperm(len(data.owners), generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
-    for captions in order[: len(order) // batch_size * batch_size].split(batch_size):
-        owners = data.owners[captions]
-        yield Batch(data.images[owners], data.captions[captions], image_ids=owners, caption_ids=owners)
+@dataclass(frozen=True)
+class Batches:
+    """Makes any batch of a split, in any order: `make` depends on the meeting and on nothing before it."""
+
+    data: PairedData
+    augmentation: SizeAugmentation | None = None
+    ignore_equal_text: bool = False
+    """A caption that also stands, word for word, under another image of the batch is no negative of it."""
+    truth: Literal["unused", "positive", "ignored"] = "unused"
+    """What becomes of captions known to be true of images that are not their own."""
+
+    def __post_init__(self) -> None:
+        if self.truth != "unused" and self.data.truth is None:
+            raise ValueError(f"it is not known which captions of {self.data.name} are true of other images")
+
+    def make(self, meeting: Meeting) -> Batch:
+        generator = torch.Generator().manual_seed(meeting.seed)
+        images, image_lengths = self.data.images.take(meeting.images)
+        if self.augmentation is not None and self.augmentation.regions > 0 and images.ndim == 3:
+            images, image_lengths = drop_regions(images, image_lengths, self.augmentation, generator)
+        captions, caption_lengths = self._captions(meeting, generator)
+        caption_ids = self.data.owners[meeting.captions]
+        also_positive, ignored = self._special_pairs(meeting, meeting.images[:, None] == caption_ids[None, :])
+        return Batch(
+            images, captions, meeting.images, caption_ids, image_lengths, caption_lengths, also_positive, ignored
+        )
+
+    def run(self, meetings: Sequence[Meeting], *, workers: int = 0) -> Iterator[Batch]:
+        """The batches in order; with workers, made ahead by so many threads. The same either way."""
+        if workers == 0:
+            yield from map(self.make, meetings)
+        else:
+            yield from ahead(self.make, meetings, workers)
+
+    def _captions(self, meeting: Meeting, generator: torch.Generator) -> tuple[Tensor, Int[Tensor, " caption"] | None]:
+        source = self.data.captions
+        if self.augmentation is not None and self.augmentation.words > 0 and isinstance(source, Tokens):
+            return drop_words(source, meeting.captions, self.augmentation.words, generator)
+        return source.take(meeting.captions)
+
+    def _special_pairs(
+        self, meeting: Meeting, own: Bool[Tensor, "image caption"]
+    ) -> tuple[Bool[Tensor, "image caption"] | None, Bool[Tensor, "image caption"] | None]:
+        also_positive, ignored = None, None
+        if self.truth != "unused":
+            assert self.data.truth is not None
+            known = self.data.truth(meeting.images, meeting.captions) & ~own
+            also_positive, ignored = (known, None) if self.truth == "positive" else (None, known)
+        if self.ignore_equal_text:
+            equal = self._equal_text(meeting) & ~own
+            if also_positive is not None:
+                equal &= ~also_positive
+            ignored = equal if ignored is None else ignored | equal
+        return also_positive, ignored
+
+    @cached_property
+    def _images_of_shared_texts(self) -> dict[int, Int[Tensor, " image"]]:
+        """Caption -> all images that have its very words among theirs, for captions of more than one image."""
+        images: dict[str, set[int]] = {}
+        for text, owner in zip(self.data.texts, self.data.owners.tolist(), strict=True):
+            images.setdefault(text, set()).add(owner)
+        shared = {text: torch.tensor(sorted(found)) for text, found in images.items() if len(found) > 1}
+        return {caption: shared[text] for caption, text in enumerate(self.data.texts) if text in shared}
+
+    def _equal_text(self, meeting: Meeting) -> Bool[Tensor, "image caption"]:
+        equal = torch.zeros(len(meeting.images), len(meeting.captions), dtype=torch.bool)
+        for column, caption in enumerate(meeting.captions.tolist()):
+            if caption in self._images_of_shared_texts:
+                equal[:, column] = torch.isin(meeting.images, self._images_of_shared_texts[caption])
+        return equal
 
 
-def batches_per_epoch(data: FeatureSet, batch_size: int) -> int:
-    return len(data.owners) // batch_size
+def paired_batches(data: PairedData, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
+    """The plainest batches: every caption once an epoch with its image, nothing altered."""
+    return Batches(data).run(paired_meetings(data.owners, batch_size, seed=seed, epoch=epoch))
+
+
+def ahead(make: Callable[[Meeting], Batch], meetings: Sequence[Meeting], workers: int) -> Iterator[Batch]:
+    """Threads suffice: reading rows and decoding pictures both let go of the interpreter."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="batches")
+    waiting: deque[Future[Batch]] = deque()
+    rest = iter(meetings)
+    try:
+        for meeting in rest:
+            waiting.append(pool.submit(make, meeting))
+            if len(waiting) > workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:  # also when the reader has had enough
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,118 @@
+"""A data set: splits of images and captions, whatever format they came from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tercet.data.pictures import Pictures
+from tercet.data.rows import Rows
+
+# Names people give to splits, and the one that Tercet uses.
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "restval": "restval",
+    "val": "val",
+    "dev": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+    "testall": "testall",
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and captions; `owners[j]` is the image that caption j describes. Any number of captions an image."""
+
+    image_names: tuple[str, ...]
+    texts: tuple[str, ...]
+    owners: Int[np.ndarray, " caption"]
+    pictures: Pictures | None = None
+    """Pixels, where there are files."""
+    features: Rows | None = None
+    """Frozen features of images: (image dim) or (image region dim)."""
+    caption_features: Rows | None = None
+    """Frozen features of captions."""
+    boxes: Rows | None = None
+    """Of regions, (image region 4): left, top, right, bottom as shares of the image's sides."""
+    truth: Callable[[Int[Tensor, " image"], Int[Tensor, " caption"]], Bool[Tensor, "image caption"]] | None = None
+    """Which captions are true of which images, own or not, where that is known."""
+
+    def __post_init__(self) -> None:
+        if len(self.owners) != len(self.texts):
+            raise ValueError(f"{len(self.texts)} captions but {len(self.owners)} owners: each caption has one")
+        if len(self.owners) and (self.owners[0] < 0 or self.owners[-1] >= len(self.image_names)):
+            raise ValueError(f"owners must be rows of the {len(self.image_names)} images")
+        if (np.diff(self.owners) < 0).any():
+            raise ValueError("owners must ascend: the captions of an image stand together, in the order of the images")
+        if len(set(self.image_names)) < len(self.image_names):
+            raise ValueError("an image is named twice")
+        for part, count in (
+            (self.pictures, len(self.image_names)),
+            (self.features, len(self.image_names)),
+            (self.boxes, len(self.image_names)),
+            (self.caption_features, len(self.texts)),
+        ):
+            if part is not None and len(part) != count:
+                raise ValueError(f"{count} items but {len(part)} rows of {type(part).__name__.lower()}")
+
+    def captions_each(self) -> Int[np.ndarray, " image"]:
+        return np.bincount(self.owners, minlength=len(self.image_names))
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a path held. `skipped` lists every item that was left out, and why."""
+
+    path: Path
+    format: str
+    splits: Mapping[str, Split]
+    skipped: Sequence[str] = field(default=())
+
+    def split(self, name: str) -> Split:
+        """A split by name; `train+restval` joins two, as COCO's users do."""
+        parts = [SPLIT_NAMES.get(part, part) for part in name.split("+")]
+        for part in parts:
+            if part not in self.splits:
+                near = get_close_matches(part, self.splits, n=1)
+                hint = f" (did you mean {near[0]}?)" if near else ""
+                raise ValueError(f"{self.path} has no split {part!r}{hint}; it has: {', '.join(self.splits)}")
+        if len(set(parts)) < len(parts):
+            raise ValueError(f"the split {name!r} names one part twice")
+        return join([self.splits[part] for part in parts])
+
+
+def join(splits: Sequence[Split]) -> Split:
+    """Several splits as one, in the order given."""
+    if len(splits) == 1:
+        return splits[0]
+    starts = np.cumsum([0, *(len(split.image_names) for split in splits)])
+    names = [name for split in splits for name in split.image_names]
+    twice = next((name for name, count in zip(*np.unique(names, return_counts=True), strict=True) if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"image {twice} is in two of the splits that are to be joined")
+    return Split(
+        image_names=tuple(names),
+        texts=tuple(text for split in splits for text in split.texts),
+        owners=np.concatenate([split.owners + start for split, start in zip(splits, starts[:-1], strict=True)]),
+        pictures=_all_or_none([split.pictures for split in splits], Pictures.joined),
+        features=_all_or_none([split.features for split in splits], Rows.joined),
+        caption_features=_all_or_none([split.caption_features for split in splits], Rows.joined),
+        boxes=_all_or_none([split.boxes for split in splits], Rows.joined),
+    )
+
+
+_Part = TypeVar("_Part")
+
+
+def _all_or_none(parts: Sequence[_Part | None], joined: Callable[[Sequence[_Part]], _Part]) -> _Part | None:
+    present = [part for part in parts if part is not None]
+    return joined(present) if len(present) == len(parts) else None

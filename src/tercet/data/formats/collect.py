@@ -1,0 +1,108 @@
+"""From what a reader finds, image by image or pair by pair, to splits."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from tercet.data.dataset import SPLIT_NAMES, Split
+from tercet.data.faults import Faults
+from tercet.data.lines import no_caption
+from tercet.data.pictures import Picture, PictureFile, Pictures
+
+WITHOUT_SPLITS = "all"  # the one split of data that names none
+
+
+class PictureFolder:
+    """Where the image files are. A folder that was named must hold all of them; one that was guessed, the first."""
+
+    def __init__(self, named: Path | None, guesses: Iterable[Path], first: str | None) -> None:
+        if named is not None and not named.is_dir():
+            raise ValueError(f"{named}: no such folder of images")
+        there = [folder for folder in guesses if first is not None and (folder / first).is_file()]
+        self.folder = named if named is not None else next(iter(there), None)
+        self._listed: dict[Path, set[str]] = {}
+
+    def find(self, name: str) -> PictureFile | None:
+        """Listing each folder once is far quicker than asking for every file."""
+        assert self.folder is not None
+        path = self.folder / name
+        if path.parent not in self._listed:
+            there = path.parent.is_dir()
+            self._listed[path.parent] = {entry.name for entry in path.parent.iterdir()} if there else set()
+        return PictureFile(path) if path.name in self._listed[path.parent] else None
+
+
+def guessed_folders(beside: Path) -> list[Path]:
+    folder = beside if beside.is_dir() else beside.parent
+    return [folder / "images", folder / "Images", folder / "flickr30k-images", folder]
+
+
+class Collector:
+    """Gathers captions under their images, in order of appearance; the pairs of an image need not be neighbours."""
+
+    def __init__(self, faults: Faults) -> None:
+        self.faults = faults
+        self.found: dict[str, dict[str, list[str]]] = {}  # split -> image -> captions
+        self.places: dict[tuple[str, str], str] = {}
+
+    def add(self, split: str, image: object, texts: Iterable[object], place: str) -> bool:
+        """False if nothing of it could be used."""
+        if not isinstance(image, str) or not image.strip() or "\0" in image:
+            self.faults.found(place, f"expected the name of an image, got {image!r}")
+            return False
+        good = []
+        for text in texts:
+            why = no_caption(text)
+            if why:
+                self.faults.found(f"{place}, image {image}", why)
+            else:
+                good.append(str(text))
+        if not good:
+            return False
+        split = SPLIT_NAMES.get(split, split)
+        self.places.setdefault((split, image), place)
+        self.found.setdefault(split, {}).setdefault(image, []).extend(good)
+        return True
+
+    def has(self, split: str, image: str) -> bool:
+        return image in self.found.get(SPLIT_NAMES.get(split, split), {})
+
+    def first_image(self) -> str | None:
+        return next((image for images in self.found.values() for image in images), None)
+
+    def splits(self, folder: PictureFolder) -> dict[str, Split]:
+        made = {}
+        for split in in_usual_order(self.found):
+            images = self.found[split]
+            pictures = self._pictures(split, folder) if folder.folder is not None else None
+            kept = [image for image in images if pictures is None or image in pictures]
+            made[split] = Split(
+                image_names=tuple(kept),
+                texts=tuple(text for image in kept for text in images[image]),
+                owners=np.repeat(np.arange(len(kept)), [len(images[image]) for image in kept]).astype(np.int64),
+                pictures=None if pictures is None else Pictures([pictures[image] for image in kept]),
+            )
+        return made
+
+    def _pictures(self, split: str, folder: PictureFolder) -> dict[str, Picture]:
+        found: dict[str, Picture] = {}
+        for image in self.found[split]:
+            picture = folder.find(image)
+            if picture is None:
+                place = self.places[split, image]
+                self.faults.found(place, f"there is no image file {image} in {folder.folder}")
+            else:
+                found[image] = picture
+        return found
+
+
+def in_usual_order(splits: Iterable[str]) -> list[str]:
+    usual = list(dict.fromkeys(SPLIT_NAMES.values()))
+    return sorted(splits, key=lambda split: usual.index(split) if split in usual else len(usual))
+
+
+def split_in_name(name: str) -> str | None:
+    """The split that a file's name tells of: `coco_karpathy_train.json`, `train-00000-of-00002.parquet`."""
+    words = "".join(sign if sign.isalnum() else " " for sign in name.lower()).split()
+    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)

@@ -1,0 +1,75 @@
+"""Pictures: opened one at a time, and never trusted."""
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+LARGEST = 100_000_000  # pixels; more is a decompression bomb until somebody shows a photo of that size
+
+
+class Picture(Protocol):
+    """Something with the bytes of an image file; its text says where they are."""
+
+    def content(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    path: Path
+
+    def content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of a split, in the order of its images."""
+
+    sources: Sequence[Picture]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __iter__(self) -> Iterator[Picture]:
+        return iter(self.sources)
+
+    def open(self, item: int) -> Image.Image:
+        return open_picture(self.sources[item])
+
+    @staticmethod
+    def joined(parts: "Sequence[Pictures]") -> "Pictures":
+        return Pictures([source for part in parts for source in part.sources])
+
+
+def open_picture(source: Picture) -> Image.Image:
+    """The picture as RGB, upright, fully decoded. `ValueError` that names it, if it is none."""
+    content = source.content()
+    if not content:
+        raise ValueError(f"{source}: the file is empty (0 bytes)")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the size is checked below; odd metadata is no fault of the pixels
+            picture = Image.open(io.BytesIO(content))
+            width, height = picture.size
+            if width * height > LARGEST:
+                raise ValueError(f"{source}: {width} x {height} pixels; more than {LARGEST:,} are not decoded")
+            return ImageOps.exif_transpose(picture).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{source}: not an image that Pillow knows") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{source}: too many pixels: {error}") from error
+    except (OSError, SyntaxError, EOFError, IndexError, TypeError, KeyError, AttributeError, MemoryError) as error:
+        # Pillow's decoders raise many kinds on damaged files.
+        raise ValueError(f"{source}: damaged image: {error}") from error

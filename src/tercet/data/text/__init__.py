@@ -1,0 +1,1 @@
+"""Captions as words and as numbers."""
