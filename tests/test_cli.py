@@ -120,5 +120,5 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "finished runs are kept, call again to go on" in errors
+    assert "what was finished is kept, call again to go on" in errors
     assert "Traceback" not in errors

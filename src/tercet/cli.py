@@ -25,7 +25,7 @@ def main() -> None:
         print(f"tercet {given[0]}: {mistake}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print(f"tercet {given[0]}: stopped; finished runs are kept, call again to go on", file=sys.stderr)
+        print(f"tercet {given[0]}: stopped; what was finished is kept, call again to go on", file=sys.stderr)
         sys.exit(130)
 
 
@@ -45,8 +45,39 @@ def _compare(arguments: list[str]) -> None:
     print(f"\nThis table as Markdown and JSON: {settings.runs / comparison.file_stem}.md, .json; the runs beside it")
 
 
+def _data(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.data.settings import Convert, Inspect
+
+    settings = tyro.extras.subcommand_cli_from_dict(
+        {"inspect": Inspect, "convert": Convert}, prog="tercet data", args=arguments
+    )
+
+    from tercet.data import commands
+
+    if isinstance(settings, Inspect):
+        commands.inspect(settings)
+    else:
+        commands.convert(settings)
+
+
+def _features(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.data.settings import Features
+
+    settings = tyro.cli(Features, prog="tercet features", args=arguments)
+
+    from tercet.data import commands
+
+    commands.features(settings)
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "train a grid of objectives x seeds and compare what they retrieve"),
+    "data": (_data, "inspect or convert images with captions, in any of the formats people have"),
+    "features": (_features, "run frozen encoders once over a data set"),
 }
 
 

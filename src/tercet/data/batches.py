@@ -1,8 +1,6 @@
 """Meetings -> batches: what meets is read, altered if asked for, and handed to the step."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -12,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tercet.contracts import Batch
+from tercet.data.ahead import ahead
 from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
 from tercet.data.meetings import Meeting, paired_meetings
 from tercet.data.paired import PairedData
@@ -93,19 +92,3 @@ class Batches:
 def paired_batches(data: PairedData, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
     """The plainest batches: every caption once an epoch with its image, nothing altered."""
     return Batches(data).run(paired_meetings(data.owners, batch_size, seed=seed, epoch=epoch))
-
-
-def ahead(make: Callable[[Meeting], Batch], meetings: Sequence[Meeting], workers: int) -> Iterator[Batch]:
-    """Threads suffice: reading rows and decoding pictures both let go of the interpreter."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="batches")
-    waiting: deque[Future[Batch]] = deque()
-    rest = iter(meetings)
-    try:
-        for meeting in rest:
-            waiting.append(pool.submit(make, meeting))
-            if len(waiting) > workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:  # also when the reader has had enough
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,12 +1,13 @@
 """A data set: splits of images and captions, whatever format they came from."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -88,6 +89,48 @@ class DataSet:
         if len(set(parts)) < len(parts):
             raise ValueError(f"the split {name!r} names one part twice")
         return join([self.splits[part] for part in parts])
+
+
+def only_splits(data: DataSet, names: Sequence[str]) -> DataSet:
+    """The data set with these splits alone."""
+    made = {SPLIT_NAMES.get(name, name): data.split(name) for name in names}
+    return DataSet(data.path, data.format, made, data.skipped)
+
+
+def first_captions(data: DataSet, most: int) -> DataSet:
+    """Every image with its first captions alone, as the published files of COCO have them."""
+    if most < 1:
+        raise ValueError(f"expected to keep at least 1 caption of each image, got {most}")
+    splits = {}
+    for name, split in data.splits.items():
+        starts = np.searchsorted(split.owners, split.owners)  # where the captions of each one's image begin
+        kept = np.flatnonzero(np.arange(len(split.owners)) - starts < most)
+        splits[name] = replace(
+            split,
+            texts=tuple(split.texts[caption] for caption in kept),
+            owners=split.owners[kept],
+            caption_features=split.caption_features and split.caption_features.only(kept),
+            truth=None,
+        )
+    return DataSet(data.path, data.format, splits, data.skipped)
+
+
+def only(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
+    """The split with these images alone (ascending), and their captions."""
+    position = np.full(len(split.image_names), -1)
+    position[images] = np.arange(len(images))
+    captions = np.flatnonzero(position[split.owners] >= 0)
+    truth = split.truth
+    return Split(
+        image_names=tuple(split.image_names[image] for image in images),
+        texts=tuple(split.texts[caption] for caption in captions),
+        owners=position[split.owners[captions]],
+        pictures=split.pictures and Pictures([split.pictures.sources[image] for image in images]),
+        features=split.features and split.features.only(images),
+        caption_features=split.caption_features and split.caption_features.only(captions),
+        boxes=split.boxes and split.boxes.only(images),
+        truth=truth and (lambda i, c: truth(torch.from_numpy(images)[i], torch.from_numpy(captions)[c])),
+    )
 
 
 def join(splits: Sequence[Split]) -> Split:

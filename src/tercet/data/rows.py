@@ -1,7 +1,7 @@
 """Rows of numbers by item, memory-mapped: what is not asked for is not read."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+BLOCK_BYTES = 32 << 20
 HASHED_WHOLE = 64 << 20  # bytes; of larger arrays a checksum reads evenly spaced rows only
 HASHED_ROWS = 256
 FLOATS = (np.float16, np.float32, np.float64)  # of this machine's byte order
@@ -52,6 +53,12 @@ class Rows:
         index = torch.from_numpy(items if self.index is None else self.index[items])
         return self._gather(index).numpy()
 
+    def blocks(self, items: Int[np.ndarray, " item"]) -> Iterator[tuple[int, np.ndarray]]:
+        """The same, a bounded piece at a time, each with its place among the items."""
+        step = max(1, BLOCK_BYTES // max(1, int(np.prod(self.shape[1:])) * self.dtype.itemsize))
+        for start in range(0, len(items), step):
+            yield start, self.raw(items[start : start + step])
+
     def _gather(self, index: Int[Tensor, " item"]) -> Tensor:
         if len(self.arrays) == 1:
             return torch.from_numpy(self.arrays[0]).index_select(0, index)
@@ -68,6 +75,10 @@ class Rows:
         if len(bad):
             first = bad[0]
             raise ValueError(f"{self.place}, row {int(index[first])} (item {int(items[first])}): NaN or infinity")
+
+    def only(self, items: Int[np.ndarray, " kept"]) -> "Rows":
+        index = items if self.index is None else self.index[items]
+        return Rows(self.arrays, self.place, index, None if self.lengths is None else self.lengths[items])
 
     def checksum(self) -> str:
         """Of the numbers as items see them; of a large array, of evenly spaced rows."""

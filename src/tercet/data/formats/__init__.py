@@ -1,5 +1,6 @@
 """The formats people have. One file a format; all of them become a `DataSet`."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 from tercet.data.dataset import DataSet
 from tercet.data.faults import Faults
 from tercet.data.formats import folder, json_list, karpathy, parquet, precomp, table
+from tercet.data.scenes import scenes_data_set
 
 
 class Format(NamedTuple):
@@ -39,6 +41,9 @@ def open_data(
     `{split}_{features}.npy` of a precomp folder. With `skip_bad`, what cannot be used is left out and listed in
     `skipped`; without it, the first such thing is an error.
     """
+    generated = re.fullmatch(r"scenes(?::(\d+))?", str(path))
+    if generated and not Path(path).exists():
+        return scenes_data_set(int(generated[1] or 3000), features or "global")
     path, faults = Path(path), Faults(skip=skip_bad)
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder")

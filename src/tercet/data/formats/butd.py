@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tercet.data.dataset import DataSet, Split
+from tercet.data.dataset import DataSet, only
 from tercet.data.faults import Faults
 from tercet.data.formats.write import LINEAGE_NAMES, whole_or_nothing, write_texts
 
@@ -59,7 +59,7 @@ def convert(
             kept = np.array([row for row in range(len(split_data.image_names)) if (split, row) in seen], dtype=np.int64)
             if not len(kept):
                 continue  # told of above, image by image
-            rows_written, _ = write_texts(stem, _only(split_data, kept))
+            rows_written, _ = write_texts(stem, only(split_data, kept))
             arrays[split] = _Arrays(stem, kept[rows_written], regions, dim)
         for detections in _lines(files, Faults(skip=True), after):
             for split, row in rows.get(detections.image_id, []):
@@ -89,18 +89,6 @@ class _Arrays:
         self.boxes.flush()
         if (self.lengths < self.features.shape[1]).any():
             np.save(f"{self.stem}_lengths.npy", self.lengths)
-
-
-def _only(split: Split, kept: np.ndarray) -> Split:
-    """The split with these images alone."""
-    position = np.full(len(split.image_names), -1)
-    position[kept] = np.arange(len(kept))
-    captions = np.flatnonzero(position[split.owners] >= 0)
-    return Split(
-        tuple(split.image_names[row] for row in kept),
-        tuple(split.texts[caption] for caption in captions),
-        position[split.owners[captions]],
-    )
 
 
 def _rows_of_images(captions: DataSet) -> dict[str, list[tuple[str, int]]]:

@@ -99,7 +99,8 @@ class Collector:
 
 def in_usual_order(splits: Iterable[str]) -> list[str]:
     usual = list(dict.fromkeys(SPLIT_NAMES.values()))
-    return sorted(splits, key=lambda split: usual.index(split) if split in usual else len(usual))
+    known = {name: usual.index(meant) for name, meant in SPLIT_NAMES.items()}
+    return sorted(splits, key=lambda split: known.get(split, len(usual)))
 
 
 def split_in_name(name: str) -> str | None:

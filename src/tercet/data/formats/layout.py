@@ -87,7 +87,7 @@ def layout_from_features(file: Path, array: np.ndarray) -> Layout:
 def verify(file: Path, array: np.ndarray, layout: Layout) -> None:
     """The layout that the counts tell must be the one that the features have, here and there."""
     if layout.repeated:
-        unequal = first_unequal_row(array, layout, some_images(layout))
+        unequal = first_unequal_row(array, layout.rows, some_images(layout))
         if unequal is not None:
             raise ValueError(
                 f"{file}, row {unequal}: ids and counts say that rows are repeated for each caption of an image, "
@@ -106,10 +106,13 @@ def some_images(layout: Layout) -> Int[np.ndarray, " some"]:
     return np.unique(np.linspace(0, count - 1, min(count, VERIFIED_IMAGES)).astype(np.int64))
 
 
-def first_unequal_row(array: np.ndarray, layout: Layout, images: Int[np.ndarray, " some"]) -> int | None:
-    ends = np.append(layout.rows[1:], len(array))
+def first_unequal_row(
+    array: np.ndarray, first_rows: Int[np.ndarray, " image"], images: Int[np.ndarray, " some"]
+) -> int | None:
+    """Where rows are repeated: the first that differs from the one before, of these images."""
+    ends = np.append(first_rows[1:], len(array))
     for image in images:
-        for row in range(layout.rows[image] + 1, ends[image]):
+        for row in range(first_rows[image] + 1, ends[image]):
             if not np.array_equal(array[row], array[row - 1], equal_nan=True):
                 return int(row)
     return None

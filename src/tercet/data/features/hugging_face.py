@@ -1,0 +1,123 @@
+"""Any vision, text or CLIP-like model of Hugging Face, by name or local path."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from PIL.Image import Image
+from torch import Tensor
+
+from tercet.data.text.tokens import pretrained_tokenizer
+
+
+class PretrainedImages:
+    """CLIP-like models give their image features; others their pooled output, or the mean of their last layer."""
+
+    def __init__(self, name: str, *, grid: bool = False) -> None:
+        self.model, self.grid = _load(name), grid
+        self.processor = _image_processor(name)
+        self.about: dict[str, Any] = {
+            "encoder": name if not Path(name).is_dir() else Path(name).name,
+            "revision": _revision(self.model, name),
+            "preprocessing": self.processor.to_json_string(),
+            "output": "grid" if grid else "global",
+        }
+
+    def prepare(self, picture: Image) -> Float[Tensor, "channel height width"]:
+        return self.processor(picture, return_tensors="pt")["pixel_values"][0]
+
+    @torch.inference_mode()
+    def encode(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image *rest"]:
+        if self.grid:
+            vision = getattr(self.model, "vision_model", self.model)
+            return _cells(vision(pixel_values=pixels).last_hidden_state)
+        if hasattr(self.model, "get_image_features"):
+            return _pooled(self.model.get_image_features(pixel_values=pixels))
+        return _pooled(self.model(pixel_values=pixels)).flatten(1)
+
+
+class PretrainedTexts:
+    """CLIP-like models give their text features; others the mean over words of their last layer, of length 1."""
+
+    def __init__(self, name: str, *, known_as: str | None = None) -> None:
+        self.model = _load(name)
+        self.tokenizer = pretrained_tokenizer(name)
+        self.longest = _longest(self.model, self.tokenizer)
+        clip = hasattr(self.model, "get_text_features")
+        self.about: dict[str, Any] = {
+            "encoder": known_as or (name if not Path(name).is_dir() else Path(name).name),
+            "revision": _revision(self.model, name),
+            "preprocessing": f"{type(self.tokenizer).__name__}, at most {self.longest} tokens",
+            "output": "text features" if clip else "mean of the last layer over tokens, of length 1",
+        }
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str]) -> Float[Tensor, "caption dim"]:
+        clip = hasattr(self.model, "get_text_features")
+        # SigLIP was trained on texts padded to its full length and reads its answer off the last place.
+        padding = "max_length" if "siglip" in self.model.config.model_type else True
+        tokens = self.tokenizer(
+            list(texts), padding=padding, truncation=True, max_length=self.longest, return_tensors="pt"
+        )
+        if clip:
+            return _pooled(self.model.get_text_features(**tokens))
+        states = self.model(**tokens).last_hidden_state
+        real = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
+        return torch.nn.functional.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1)
+
+
+def _load(name: str) -> Any:
+    try:
+        from transformers import AutoModel
+        from transformers.utils import logging
+    except ImportError as error:
+        raise ValueError("encoders of Hugging Face need transformers: pip install 'tercet[hf]'") from error
+    logging.disable_progress_bar()  # there is one of our own
+    try:
+        return AutoModel.from_pretrained(name).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"no model {name!r}, neither on this machine nor on the hub: {error}") from error
+
+
+def _image_processor(name: str) -> Any:
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name, use_fast=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{name}: its image processor cannot be loaded: {error}") from error
+
+
+def _revision(model: Any, name: str) -> str:
+    """The hub's commit; of local files, a checksum of the weights themselves."""
+    commit = getattr(model.config, "_commit_hash", None)
+    if commit:
+        return str(commit)
+    digest = hashlib.sha256()
+    for key, weight in sorted(model.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(weight.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"weights {digest.hexdigest()[:16]}"
+
+
+def _longest(model: Any, tokenizer: Any) -> int:
+    config = getattr(model.config, "text_config", model.config)
+    places = getattr(config, "max_position_embeddings", 512)
+    return min(int(tokenizer.model_max_length), int(places))
+
+
+def _pooled(output: Any) -> Tensor:
+    """Versions of transformers differ in what they hand back."""
+    if isinstance(output, Tensor):
+        return output
+    if getattr(output, "pooler_output", None) is not None:
+        return output.pooler_output
+    return _cells(output.last_hidden_state).mean(dim=1)
+
+
+def _cells(state: Tensor) -> Float[Tensor, "image region dim"]:
+    """Patches of a transformer as they are, the map of a CNN laid out row by row."""
+    return state.flatten(2).mT.contiguous() if state.ndim == 4 else state
