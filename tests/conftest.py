@@ -1,7 +1,11 @@
 """Shapes and types of the whole package are checked while tests run, and only then."""
 
+import os
+
 import jaxtyping
 import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported: tests never wait for a network
 
 jaxtyping.install_import_hook("tercet", "beartype.beartype")
 

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "runs": {"contracts"},
     "training": {"contracts", "data", "models", "objectives", "evaluation", "analysis", "runs"},
     "comparison": {"contracts", "data", "models", "objectives", "evaluation", "runs", "training"},
-    "cli": {"comparison"},
+    "cli": {"comparison", "data"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 

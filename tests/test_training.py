@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import tercet
-from tercet.data import paired_batches, scenes
+from tercet.data import paired, paired_batches
+from tercet.data.scenes import scenes
 from tercet.training import TrainSettings, train, warm_up_then_cosine
 
 
@@ -16,7 +17,7 @@ def test_the_schedule_warms_up_and_falls_to_zero():
 
 
 def test_the_same_settings_give_the_same_weights_and_another_seed_others():
-    data, o = scenes("train", 60), tercet.objective("nt-xent")
+    data, o = paired("scenes", scenes("train", 60).as_split()), tercet.objective("nt-xent")
     settings = TrainSettings("nt-xent", epochs=1, batch_size=50)
     first, again = (train(o, data, settings, lambda _: None).state_dict() for _ in range(2))
     other = train(o, data, TrainSettings("nt-xent", seed=1, epochs=1, batch_size=50), lambda _: None).state_dict()
@@ -25,7 +26,7 @@ def test_the_same_settings_give_the_same_weights_and_another_seed_others():
 
 
 def test_no_epoch_of_one_seed_is_an_epoch_of_another():
-    data = scenes("train", 60)
+    data = paired("scenes", scenes("train", 60).as_split())
     orders = {
         tuple(torch.cat([b.caption_ids for b in paired_batches(data, 50, seed=seed, epoch=epoch)]).tolist())
         for seed in range(3)
@@ -36,7 +37,7 @@ def test_no_epoch_of_one_seed_is_an_epoch_of_another():
 
 def test_injecting_the_gradient_trains_as_autograd_of_the_loss_does():
     """GOAL's validation in small: con/con by its gradient, the hinge by autograd."""
-    data = scenes("train", 60)
+    data = paired("scenes", scenes("train", 60).as_split())
     by_gradient = train(tercet.objective("con/con"), data, TrainSettings("x", epochs=1, batch_size=50), lambda _: None)
 
     def hinge(similarity, positives):

@@ -10,7 +10,7 @@ import torch
 from tercet.contracts import Matcher, Objective
 from tercet.data.batches import paired_batches
 from tercet.data.meetings import batches_per_epoch
-from tercet.data.paired import PairedData, feature_dims
+from tercet.data.pairs import PairedData, feature_dims
 from tercet.evaluation import evaluate
 from tercet.models import Heads
 

@@ -14,7 +14,7 @@ from tercet import runs
 from tercet.comparison.settings import CompareSettings
 from tercet.comparison.table import Comparison
 from tercet.data.meetings import batches_per_epoch
-from tercet.data.paired import PairedData, paired
+from tercet.data.pairs import PairedData, paired
 from tercet.data.scenes import scenes_data_set
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.catalogue import nearest

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from tercet.data.batches import Batches, paired_batches
     from tercet.data.dataset import DataSet, Split
     from tercet.data.formats import open_data
-    from tercet.data.paired import PairedData, paired
+    from tercet.data.pairs import PairedData, paired
 
 __all__ = ["Batches", "DataSet", "PairedData", "Split", "open_data", "paired", "paired_batches"]
 
@@ -17,8 +17,8 @@ _PARTS = {
     "DataSet": "dataset",
     "Split": "dataset",
     "open_data": "formats",
-    "PairedData": "paired",
-    "paired": "paired",
+    "PairedData": "pairs",
+    "paired": "pairs",
 }
 
 

@@ -13,7 +13,7 @@ from tercet.contracts import Batch
 from tercet.data.ahead import ahead
 from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
 from tercet.data.meetings import Meeting, paired_meetings
-from tercet.data.paired import PairedData
+from tercet.data.pairs import PairedData
 from tercet.data.text.tokens import Tokens
 
 

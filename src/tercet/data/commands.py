@@ -104,7 +104,7 @@ def _tell(target: Path, skipped: Sequence[str], remarks: list[str]) -> None:
 
 
 def _print(data: DataSet, summary: Summary, console: Console) -> None:
-    console.print(f"[bold]{escape(str(data.path))}[/]: {data.format}")
+    console.print(f"[bold]{escape(str(data.path))}[/]: {data.format}", soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("split", "images", "captions", "an image", "words", "shared", "pictures"):
         table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
@@ -119,9 +119,8 @@ def _print(data: DataSet, summary: Summary, console: Console) -> None:
             "none" if row.pictures is None else f"{row.pictures:,}",
         )
     console.print(table)
-    console.print(
-        "an image: captions of one; words: of a caption; shared: captions that another image has too", style="dim"
-    )
+    legend = "an image: captions of one; words: of a caption; shared: captions that another image has too"
+    console.print(legend, style="dim", soft_wrap=True)
     for name, row in summary.splits.items():
         if row.features != "none" or row.caption_features != "none":
             console.print(f"{name}: features {row.features}; of captions {row.caption_features}", highlight=False)

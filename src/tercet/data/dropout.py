@@ -45,7 +45,7 @@ def drop_regions(
     kept = (draw >= chance) & real
     luckiest = draw.masked_fill(~real, -1.0).argmax(dim=1)
     kept[torch.arange(count), luckiest] |= ~kept.any(dim=1)
-    return _pushed_left(images, kept, 0.0)
+    return _pushed_left(images, kept, 0)
 
 
 def drop_words(
@@ -70,7 +70,7 @@ def drop_words(
     return _pushed_left(numbers, kept, tokens.pad)
 
 
-def _pushed_left(values: Tensor, kept: Bool[Tensor, "item part"], pad: float) -> tuple[Tensor, Int[Tensor, " item"]]:
+def _pushed_left(values: Tensor, kept: Bool[Tensor, "item part"], pad: int) -> tuple[Tensor, Int[Tensor, " item"]]:
     """What is kept moves to the front in its order; the rest is padding, cut to the longest."""
     lengths = kept.sum(dim=1)
     order = (~kept).byte().argsort(dim=1, stable=True)[:, : int(lengths.max())]

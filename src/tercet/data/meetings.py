@@ -69,7 +69,7 @@ def batches_per_epoch(data_owners: Int[Tensor, " caption"], batch_size: int) -> 
     return len(data_owners) // batch_size
 
 
-def by_length(lengths: Int[np.ndarray, " item"], batch_size: int) -> list[Int[Tensor, " item"]]:
+def by_length(lengths: Int[np.ndarray, " item"], batch_size: int) -> list[Int[Tensor, " _"]]:
     """For encoding: items of similar length together, so that little is padded.
 
     Not for training: which captions meet decides which are negatives of each other.
@@ -78,7 +78,7 @@ def by_length(lengths: Int[np.ndarray, " item"], batch_size: int) -> list[Int[Te
     return list(order.split(batch_size))
 
 
-def _chunks(order: Int[Tensor, " item"], size: int, keep_short: bool) -> list[Int[Tensor, " item"]]:
+def _chunks(order: Int[Tensor, " item"], size: int, keep_short: bool) -> list[Int[Tensor, " _"]]:
     if size < 1:
         raise ValueError(f"batch_size must be at least 1, got {size}")
     chunks = list(order.split(size))

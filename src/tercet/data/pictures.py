@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -13,6 +13,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 LARGEST = 100_000_000  # pixels; more is a decompression bomb until somebody shows a photo of that size
 
 
+@runtime_checkable
 class Picture(Protocol):
     """Something with the bytes of an image file; its text says where they are."""
 

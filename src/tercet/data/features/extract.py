@@ -102,21 +102,21 @@ def _extract_split(
         _fill(Path(f"{stem}_txt.npy"), len(split.texts), batches, _encoded_texts(split, texts), dtype, progress, watch)
 
 
-Encoded = Callable[[list[Int[Tensor, " item"]]], Iterator[Tensor]]
+Encoded = Callable[[list[Int[Tensor, " _"]]], Iterator[Tensor]]
 
 
 def _encoded_pictures(pictures: Pictures, encoder: ImageEncoder) -> Encoded:
     def prepared(items: Int[Tensor, " item"]) -> Tensor:
         return torch.stack([encoder.prepare(pictures.open(item)) for item in items.tolist()])
 
-    def run(batches: list[Int[Tensor, " item"]]) -> Iterator[Tensor]:
+    def run(batches: list[Int[Tensor, " _"]]) -> Iterator[Tensor]:
         yield from map(encoder.encode, ahead(prepared, batches, workers=1))
 
     return run
 
 
 def _encoded_texts(split: Split, encoder: TextEncoder) -> Encoded:
-    def run(batches: list[Int[Tensor, " item"]]) -> Iterator[Tensor]:
+    def run(batches: list[Int[Tensor, " _"]]) -> Iterator[Tensor]:
         yield from (encoder.encode([split.texts[item] for item in items.tolist()]) for items in batches)
 
     return run
@@ -125,7 +125,7 @@ def _encoded_texts(split: Split, encoder: TextEncoder) -> Encoded:
 def _fill(
     file: Path,
     count: int,
-    batches: list[Int[Tensor, " item"]],
+    batches: list[Int[Tensor, " _"]],
     encoded: Encoded,
     dtype: str,
     progress: "_Progress",

@@ -13,6 +13,7 @@ import numpy as np
 
 from tercet.data.dataset import DataSet, Split
 from tercet.data.formats.parquet import SHAPE
+from tercet.data.pictures import PictureFile
 from tercet.data.rows import BLOCK_BYTES, Rows
 
 LINEAGE_NAMES = {"val": "dev"}  # what the loaders of SCAN and its heirs look for
@@ -84,7 +85,10 @@ def _write_parquet_split(file: Path, split: Split) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    fields = [pa.field("image", pa.string()), pa.field("captions", pa.list_(pa.string()))]
+    # Pictures in files stay there; those that are in no file would be lost.
+    inside = split.pictures is not None and not all(isinstance(source, PictureFile) for source in split.pictures)
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()}) if inside else pa.string()
+    fields = [pa.field("image", image), pa.field("captions", pa.list_(pa.string()))]
     for column, rows in (("features", split.features), ("boxes", split.boxes)):
         if rows is not None:
             fields.append(_field(column, pa.list_(pa.from_numpy_dtype(rows.dtype), int(np.prod(rows.shape[1:]))), rows))
@@ -109,7 +113,7 @@ def _images_a_group(split: Split) -> int:
     widths = [
         np.prod(rows.shape[1:]) * rows.dtype.itemsize for rows in (split.features, split.boxes) if rows is not None
     ]
-    return max(1, BLOCK_BYTES // int(sum(widths) + 2000))
+    return max(1, BLOCK_BYTES // int(sum(widths) + 50_000))  # a photo, perhaps
 
 
 def _field(name: str, kind: Any, rows: Rows) -> Any:
@@ -122,8 +126,13 @@ def _columns(split: Split, images: np.ndarray, starts: np.ndarray, schema: Any) 
     import pyarrow as pa
 
     captions = np.arange(starts[images[0]], starts[images[-1] + 1])
+    names: list[Any] = [split.image_names[image] for image in images]
+    if pa.types.is_struct(schema.field("image").type):
+        assert split.pictures is not None
+        contents = [split.pictures.sources[image].content() for image in images]
+        names = [{"bytes": content, "path": name} for content, name in zip(contents, names, strict=True)]
     columns: dict[str, Any] = {
-        "image": [split.image_names[image] for image in images],
+        "image": names,
         "captions": [split.texts[starts[image] : starts[image + 1]] for image in images],
     }
     for column, rows in (("features", split.features), ("boxes", split.boxes)):

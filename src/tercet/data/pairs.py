@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -13,6 +13,7 @@ from tercet.data.dataset import Split
 from tercet.data.rows import Rows
 
 
+@runtime_checkable
 class Source(Protocol):
     """Items of one side by number: features (`Rows`), numbers of words (`Tokens`), pixels."""
 

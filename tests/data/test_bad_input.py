@@ -1,0 +1,326 @@
+"""Bad input, one by one: an error that names the place, or with skip_bad a listed skip; never a silent drop."""
+
+import contextlib
+import io
+import json
+import struct
+import tempfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tercet.data.formats import FORMATS, open_data
+from tercet.data.pictures import PictureFile, open_picture
+from tests.data.sets import PLAIN, WRITERS, picture, plain, write_csv, write_folder, write_karpathy, write_pictures
+
+
+def bomb() -> bytes:
+    """A PNG whose header promises 60,000 x 60,000 pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    )
+
+
+BAD_PICTURES = {
+    "truncated": (picture()[:-150], "damaged image"),
+    "zero bytes": (b"", "the file is empty"),
+    "text": (b"I am no picture at all", "not an image that Pillow knows"),
+    "bomb": (bomb(), "pixels"),
+    "cut header": (picture()[:20], "image"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PICTURES)
+def test_bad_pictures_are_named(name, tmp_path):
+    content, message = BAD_PICTURES[name]
+    file = tmp_path / "bad.jpg"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as told:
+        open_picture(PictureFile(file))
+    assert str(file) in str(told.value)
+
+
+def test_a_missing_picture_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"gone\.jpg: cannot be read: No such file"):
+        open_picture(PictureFile(tmp_path / "gone.jpg"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(position=st.integers(0, 600), value=st.integers(0, 255), cut=st.integers(0, 700))
+def test_a_damaged_picture_opens_or_is_a_value_error(position, value, cut):
+    content = bytearray(picture(3))
+    content[position % len(content)] = value
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "x.jpg"
+        file.write_bytes(bytes(content[: max(1, cut % (len(content) + 1))]))
+        with contextlib.suppress(ValueError):
+            assert open_picture(PictureFile(file)).mode == "RGB"
+
+
+def test_pictures_come_upright_and_in_rgb(tmp_path):
+    stream = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.new("L", (8, 4), 77).save(stream, format="JPEG", exif=exif)
+    (tmp_path / "x.jpg").write_bytes(stream.getvalue())
+    opened = open_picture(PictureFile(tmp_path / "x.jpg"))
+    assert opened.size == (4, 8)
+    assert opened.mode == "RGB"
+
+
+def spoil_json(change):
+    def spoil(folder):
+        file = write_karpathy(PLAIN, folder)
+        content = json.loads(file.read_text())
+        change(content["images"])
+        file.write_text(json.dumps(content))
+        return file
+
+    return spoil
+
+
+def missing_image(folder):
+    write_pictures(PLAIN, folder / "images")
+    (folder / "images" / "b.jpg").unlink()
+    return write_karpathy(PLAIN, folder)
+
+
+def bytes_in(writer, old: bytes, new: bytes, file: str | None = None):
+    def spoil(folder):
+        path = writer(PLAIN, folder)
+        target = path / file if file else path
+        content = target.read_bytes()
+        assert old in content
+        target.write_bytes(content.replace(old, new, 1))
+        return path
+
+    return spoil
+
+
+def lost_text(folder):
+    path = write_folder(PLAIN, folder)
+    (path / "train" / "b.txt").unlink()
+    return path
+
+
+def lost_picture(folder):
+    path = write_folder(PLAIN, folder)
+    (path / "train" / "b.jpg").unlink()
+    return path
+
+
+# what is wrong -> how it comes to be so, what is said, how many images and captions are left of 6 and 11
+FAULTS = {
+    "missing image": (missing_image, r"images\[1\]: there is no image file b\.jpg in .*images", 5, 10),
+    "non-UTF-8 line": (
+        bytes_in(WRITERS["precomp"], "naïve".encode(), b"na\xefve", "test_caps.txt"),
+        r"test_caps\.txt, line 3: not UTF-8 \(byte 0xef at column 3\)",
+        6,
+        10,
+    ),
+    "non-UTF-8 line of a table": (
+        bytes_in(write_csv, "naïve".encode(), b"na\xefve"),
+        r"pairs\.csv, line 12: not UTF-8",
+        6,
+        10,
+    ),
+    "empty caption": (
+        bytes_in(WRITERS["precomp"], b"two cats", b"", "train_caps.txt"),
+        r"train_caps\.txt, line 3: empty caption",
+        5,
+        10,
+    ),
+    "empty caption in JSON": (
+        spoil_json(lambda images: images[0]["sentences"][1].update(raw="  ")),
+        r"images\[0\], image a\.jpg: empty caption",
+        6,
+        10,
+    ),
+    "empty caption in a table": (bytes_in(write_csv, b"two cats", b" "), r"line 4, image b\.jpg: empty caption", 5, 10),
+    "a caption that is no text": (
+        spoil_json(lambda images: images[0]["sentences"][1].update(raw=7)),
+        "a caption must be text, got int",
+        6,
+        10,
+    ),
+    "an id twice": (
+        spoil_json(lambda images: images[1].update(filename="a.jpg")),
+        r"images\[1\]: image a\.jpg comes twice in the split train",
+        5,
+        10,
+    ),
+    "no captions": (
+        spoil_json(lambda images: images[1].update(sentences=[])),
+        r"images\[1\]: image b\.jpg has no caption",
+        5,
+        10,
+    ),
+    "no split": (spoil_json(lambda images: images[1].pop("split")), r'images\[1\]: expected a "split"', 5, 10),
+    "no name": (spoil_json(lambda images: images[1].pop("filename")), r"images\[1\]: expected the name", 5, 10),
+    "no record": (spoil_json(lambda images: images.__setitem__(1, "b")), r"images\[1\]: expected an object", 5, 10),
+    "a column too few": (
+        bytes_in(write_csv, b",two cats", b""),
+        "line 4: expected 3 columns as in the header, got 2",
+        5,
+        10,
+    ),
+    "no text beside an image": (lost_text, r"b\.jpg: there is no b\.txt with its captions", 5, 10),
+    "no image beside a text": (lost_picture, r"b\.txt: there is no image of that name", 5, 10),
+    "another image_id": (
+        bytes_in(WRITERS["json-list"], b'"image_id": "b.jpg"', b'"image_id": "a.jpg"', "mine_train.json"),
+        r"record 2: image b\.jpg and image_id a\.jpg were paired otherwise",
+        5,
+        10,
+    ),
+    "a record without a caption": (
+        bytes_in(WRITERS["json-list"], b'"caption": "two cats"', b'"text": "two cats"', "mine_train.json"),
+        r'record 2: expected an object with "image" and "caption"',
+        5,
+        10,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_first_fault_is_an_error_that_names_its_place(name, tmp_path):
+    spoil, message, _, _ = FAULTS[name]
+    with pytest.raises(ValueError, match=message):
+        open_data(spoil(tmp_path))
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_or_it_is_left_out_and_listed(name, tmp_path):
+    spoil, _, images, captions = FAULTS[name]
+    data = open_data(spoil(tmp_path), skip_bad=True)
+    assert data.skipped
+    assert sum(len(split.image_names) for split in data.splits.values()) == images
+    assert sum(len(split.texts) for split in data.splits.values()) == captions
+
+
+HOPELESS = {
+    "cut JSON": (lambda folder: cut(write_karpathy(PLAIN, folder), 100), r"dataset\.json, line 1: not JSON"),
+    "JSON in Latin-1": (
+        bytes_in(write_karpathy, "ï".encode(), b"\xef"),
+        r"dataset\.json, line 1: not UTF-8",
+    ),
+    "no images in JSON": (lambda folder: text(folder / "x.json", "{}"), 'expected an object with a list "images"'),
+    "no such path": (lambda folder: folder / "nowhere", "there is no such file or folder"),
+    "an unknown thing": (lambda folder: text(folder / "x.bin", "abc"), "not a format that is known"),
+    "an empty folder": (lambda folder: folder, "not a format that is known"),
+    "a quote that never ends": (
+        lambda folder: text(folder / "x.csv", 'image,caption\na.jpg,"open'),
+        r"x\.csv, line 2: unexpected end of data",
+    ),
+    "nothing but a header": (
+        lambda folder: text(folder / "x.csv", "image,caption\n"),
+        "holds no caption that can be used",
+    ),
+    "no Parquet": (lambda folder: text(folder / "x.parquet", "PAR1 no"), r"x\.parquet: not a readable parquet file"),
+    "other columns": (lambda folder: parquet(folder / "x.parquet", {"a": [1]}), "expected columns image and caption"),
+    "several lists without splits": (
+        lambda folder: (text(folder / "a.json", "[]"), text(folder / "b.json", "[]"))[0].parent,
+        "its name tells no split",
+    ),
+}
+
+
+def cut(file: Path, bytes_left: int) -> Path:
+    file.write_bytes(file.read_bytes()[:bytes_left])
+    return file
+
+
+def text(file: Path, content: str) -> Path:
+    file.write_text(content)
+    return file
+
+
+def parquet(file: Path, columns: dict) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), file)
+    return file
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+@pytest.mark.parametrize("name", HOPELESS)
+def test_what_cannot_be_read_at_all_is_an_error_either_way(name, skip_bad, tmp_path):
+    make, message = HOPELESS[name]
+    with pytest.raises(ValueError, match=message):
+        open_data(make(tmp_path), skip_bad=skip_bad)
+
+
+def test_two_formats_in_one_folder_are_not_guessed(tmp_path):
+    WRITERS["precomp"](PLAIN, tmp_path)
+    write_csv(PLAIN, tmp_path / "precomp")
+    with pytest.raises(ValueError, match="could be precomp or table: name the file instead, or give --format"):
+        open_data(tmp_path / "precomp")
+    assert open_data(tmp_path / "precomp", format="table").format == "table"
+
+
+def test_nothing_of_a_failed_conversion_is_left(tmp_path):
+    from tercet.data.formats.write import write_precomp
+
+    data = open_data(write_karpathy(PLAIN, tmp_path))
+
+    def fail(images: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_precomp(data, tmp_path / "out", fail)
+    assert [file.name for file in tmp_path.iterdir()] == ["dataset.json"]
+    write_precomp(data, tmp_path / "out")
+    with pytest.raises(ValueError, match="is there already; nothing is overwritten"):
+        write_precomp(data, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(where=st.integers(0, 10_000), junk=st.binary(max_size=6), which=st.integers(0, 100))
+def test_any_damage_is_read_listed_or_a_value_error(name, where, junk, which):
+    """Fuzzed: bytes are put into one of the files. Whatever comes, no other exception, and nothing lost unlisted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = WRITERS[name](PLAIN, Path(folder))
+        files = sorted(f for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file() and f.suffix != ".jpg")
+        file = files[which % len(files)]
+        content = file.read_bytes()
+        at = where % (len(content) + 1)
+        file.write_bytes(content[:at] + junk + content[at:])
+        try:
+            data = open_data(path, format=name, skip_bad=True)
+        except ValueError:
+            return
+        kept = sum(len(split.texts) for split in data.splits.values())
+        assert kept >= 11 or data.skipped or plain(data) != PLAIN
+
+
+def test_features_that_do_not_fit_their_companions(tmp_path):
+    folder = tmp_path / "precomp"
+    folder.mkdir()
+    (folder / "test_caps.txt").write_text("a\nb\n")
+    (folder / "test_ids.txt").write_text("x\ny\n")
+    np.save(folder / "test_ims.npy", np.zeros((2, 3, 4), dtype=np.float32))
+    for name, array, message in (
+        ("lengths", np.array([1, 4]), "expected 2 whole numbers from 1 to 3"),
+        ("lengths", np.array([1.0, 2.0]), "expected 2 whole numbers"),
+        ("boxes", np.zeros((2, 2, 4), dtype=np.float32), "expected 4 numbers for each region"),
+        ("txt", np.zeros((3, 4), dtype=np.float32), "3 rows for 2 captions"),
+    ):
+        np.save(folder / f"test_{name}.npy", array)
+        with pytest.raises(ValueError, match=message):
+            open_data(folder)
+        (folder / f"test_{name}.npy").unlink()
+
+
+def test_formats_have_a_meaning():
+    assert all(known.meaning for known in FORMATS.values())

@@ -1,0 +1,69 @@
+"""The tokenizer is NLTK's, but for what its docstring lists."""
+
+import doctest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nltk.tokenize import word_tokenize
+
+from tercet.data.text import tokenizer
+from tercet.data.text.tokenizer import tokenize
+
+PLAIN_PIECES = [
+    "dog", "A", "isn't", "dogs'", "'hello", "'s", "he'll", "cannot", "gonna", "1,000", "3:15", "U.S.A", "...", "--",
+    "(two", "three)", '"hi"', '" hi "', "“so”", "it’s", "‘a", "?", "!", "&", "#1", "$5", "50%", "*", "black-and-white",
+    "well,", "x:", "x:y", "a,b", "é", "naïve", "犬", "3.5", "'90s", "o'clock", "—", "–", "[x]", "{y}", "<b>", "!!",
+    "?!", "y'all", "5'", '6"', "@home", ";", "won't", "she'd", "they've", "I'm", "we're", "wanna", ".5", "a/b",
+    "T-shirt",
+]  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(PLAIN_PIECES), min_size=1, max_size=8),
+    end=st.sampled_from(["", ".", " .", "!", '."', ".)"]),
+)
+def test_equal_to_nltk(pieces, end):
+    caption = " ".join(pieces) + end
+    assert tokenize(caption) == word_tokenize(caption.lower(), preserve_line=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_gives_words_without_space_and_loses_no_letter(caption):
+    words = tokenize(caption)
+    assert all(word and not any(sign.isspace() for sign in word) for word in words)
+    letters = [sign for sign in caption.lower() if sign.isalnum()]
+    assert [sign for word in words for sign in word if sign.isalnum()] == letters
+
+
+def test_a_sentence_that_ends_inside_a_caption():
+    assert tokenize("A dog runs. The cat sits.") == ["a", "dog", "runs", ".", "the", "cat", "sits", "."]
+    assert word_tokenize("a dog runs. the cat sits.", preserve_line=True) == [
+        "a",
+        "dog",
+        "runs.",
+        "the",
+        "cat",
+        "sits",
+        ".",
+    ]
+
+
+def test_what_keeps_its_full_stop():
+    assert tokenize("Mr. Smith of the U.S. Army at 3. p.m. today") == [
+        "mr.",
+        "smith",
+        "of",
+        "the",
+        "u.s.",
+        "army",
+        "at",
+        "3.",
+        "p.m.",
+        "today",
+    ]
+
+
+def test_the_example_in_the_docstring():
+    assert doctest.testmod(tokenizer).failed == 0
