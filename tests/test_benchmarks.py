@@ -25,3 +25,21 @@ def test_plain_forms_have_our_gradient(name):
         call(x, y).backward()
         found.append((x.grad, y.grad))
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-9)
+
+
+def test_the_original_loader_and_ours_give_the_same_batch(tmp_path):
+    """The same pairs, regions and numbers of words; only the order within the batch differs, which theirs sorts."""
+    import data as bench
+
+    bench.write_folder(tmp_path, 4, 8, "float32")
+    split = bench.open_data(tmp_path).splits["train"]
+    vocabulary = bench.build_vocabulary(split.texts)
+    batches = bench.Batches(bench.paired("x", split, captions=bench.tokens_of(split.texts, vocabulary)))
+    meeting = bench.paired_meetings(batches.data.owners, 16, seed=0, epoch=0)[0]
+    ours = batches.make(meeting)
+    original = bench.OriginalDataset(tmp_path, vocabulary)
+    images, captions, lengths, indices = bench.original_collate([original[item] for item in meeting.captions.tolist()])
+    for row, index in enumerate(indices):
+        same = meeting.captions.tolist().index(index)
+        assert torch.equal(images[row], ours.images[same])
+        assert captions[row, : lengths[row]].tolist() == ours.captions[same, : ours.caption_lengths[same]].tolist()

@@ -33,13 +33,13 @@ class Batches:
             raise ValueError(f"it is not known which captions of {self.data.name} are true of other images")
 
     def make(self, meeting: Meeting) -> Batch:
-        generator = torch.Generator().manual_seed(meeting.seed)
         images, image_lengths = self.data.images.take(meeting.images)
+        captions, caption_lengths = self._captions(meeting)
         if self.augmentation is not None and self.augmentation.regions > 0 and images.ndim == 3:
+            generator = torch.Generator().manual_seed(meeting.seed)
             images, image_lengths = drop_regions(images, image_lengths, self.augmentation, generator)
-        captions, caption_lengths = self._captions(meeting, generator)
         caption_ids = self.data.owners[meeting.captions]
-        also_positive, ignored = self._special_pairs(meeting, meeting.images[:, None] == caption_ids[None, :])
+        also_positive, ignored = self._special_pairs(meeting, caption_ids)
         return Batch(
             images, captions, meeting.images, caption_ids, image_lengths, caption_lengths, also_positive, ignored
         )
@@ -51,16 +51,20 @@ class Batches:
         else:
             yield from ahead(self.make, meetings, workers)
 
-    def _captions(self, meeting: Meeting, generator: torch.Generator) -> tuple[Tensor, Int[Tensor, " caption"] | None]:
+    def _captions(self, meeting: Meeting) -> tuple[Tensor, Int[Tensor, " caption"] | None]:
         source = self.data.captions
         if self.augmentation is not None and self.augmentation.words > 0 and isinstance(source, Tokens):
+            generator = torch.Generator().manual_seed(meeting.seed ^ 1)
             return drop_words(source, meeting.captions, self.augmentation.words, generator)
         return source.take(meeting.captions)
 
     def _special_pairs(
-        self, meeting: Meeting, own: Bool[Tensor, "image caption"]
+        self, meeting: Meeting, caption_ids: Int[Tensor, " caption"]
     ) -> tuple[Bool[Tensor, "image caption"] | None, Bool[Tensor, "image caption"] | None]:
         also_positive, ignored = None, None
+        if self.truth == "unused" and not self.ignore_equal_text:
+            return None, None
+        own = meeting.images[:, None] == caption_ids[None, :]
         if self.truth != "unused":
             assert self.data.truth is not None
             known = self.data.truth(meeting.images, meeting.captions) & ~own

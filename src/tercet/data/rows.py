@@ -1,6 +1,7 @@
 """Rows of numbers by item, memory-mapped: what is not asked for is not read."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tercet.data.buffers import Buffers
+
 BLOCK_BYTES = 32 << 20
+WORTH_LENDING = 1 << 20  # bytes; what is smaller is found quickly
 HASHED_WHOLE = 64 << 20  # bytes; of larger arrays a checksum reads evenly spaced rows only
 HASHED_ROWS = 256
 FLOATS = (np.float16, np.float32, np.float64)  # of this machine's byte order
+
+_BUFFERS = Buffers()
 
 
 @dataclass(frozen=True)
@@ -42,9 +48,12 @@ class Rows:
     def take(self, items: Int[Tensor, " item"]) -> tuple[Float[Tensor, "item *rest"], Int[Tensor, " item"] | None]:
         """These items as float32, and their lengths. One copy, in one call, however many items."""
         index = items if self.index is None else torch.from_numpy(self.index)[items]
-        taken = self._gather(index).float()
+        stored = self._gather(index)
+        taken = stored
+        if stored.dtype != torch.float32:
+            taken = _BUFFERS.lend(tuple(stored.shape), torch.float32).copy_(stored)
         # One sum says whether all is well; the search for the place is only paid for by bad data.
-        if not taken.sum().isfinite():
+        if not math.isfinite(taken.sum().item()):
             self._complain(taken, items, index)
         return taken, None if self.lengths is None else torch.from_numpy(self.lengths)[items]
 
@@ -61,11 +70,11 @@ class Rows:
 
     def _gather(self, index: Int[Tensor, " item"]) -> Tensor:
         if len(self.arrays) == 1:
-            return torch.from_numpy(self.arrays[0]).index_select(0, index)
+            return _select(torch.from_numpy(self.arrays[0]), index)
         taken = torch.empty((len(index), *self.shape[1:]), dtype=torch.from_numpy(self.arrays[0][:0]).dtype)
         start = 0
         for array in self.arrays:
-            here = (index >= start) & (index < start + len(array))
+            here = ((index >= start) & (index < start + len(array))).nonzero().flatten()
             taken[here] = torch.from_numpy(array).index_select(0, index[here] - start)
             start += len(array)
         return taken
@@ -110,6 +119,13 @@ class Rows:
             index=np.concatenate([index + start for index, start in zip(indices, starts[:-1], strict=True)]),
             lengths=lengths,
         )
+
+
+def _select(rows: Tensor, index: Int[Tensor, " item"]) -> Tensor:
+    shape = (len(index), *rows.shape[1:])
+    if math.prod(shape) * rows.itemsize < WORTH_LENDING:
+        return rows.index_select(0, index)
+    return torch.index_select(rows, 0, index, out=_BUFFERS.lend(shape, rows.dtype))
 
 
 def map_array(file: Path, axes: tuple[int, ...]) -> np.ndarray:
