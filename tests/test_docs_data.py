@@ -1,0 +1,48 @@
+"""docs/data.md is true: its files are written as shown, its commands and snippets run."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.data.sets import picture
+
+PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+FILES = re.findall(r"```\w+ title=(\S+)\n(.*?)```", PAGE, flags=re.DOTALL)
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL) for line in block.splitlines()]
+SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    for name, content in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "images").mkdir()
+    for seed, name in enumerate(("beach", "snow", "city", "park")):
+        (tmp_path / "images" / f"{name}.jpg").write_bytes(picture(seed))
+    for place in ("photos/train/beach.jpg", "photos/test/park.jpg"):
+        (tmp_path / place).write_bytes(picture(9))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_recipe_runs_as_shown(workplace):
+    assert len(COMMANDS) >= 10
+    for command in COMMANDS:
+        program, *arguments = shlex.split(command)
+        assert program == "tercet"
+        done = subprocess.run(
+            [sys.executable, "-m", "tercet.cli", *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        if arguments[:2] == ["data", "inspect"]:
+            assert "Nothing is missing or unreadable" in done.stdout
+
+
+def test_every_snippet_runs(workplace, capsys):
+    assert len(SNIPPETS) == 3
+    exec("\n".join(SNIPPETS), {})
