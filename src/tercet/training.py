@@ -12,7 +12,7 @@ from tercet.data.batches import paired_batches
 from tercet.data.meetings import batches_per_epoch
 from tercet.data.pairs import PairedData, feature_dims
 from tercet.evaluation import evaluate
-from tercet.models import Heads
+from tercet.models.heads import Heads, HeadsSettings
 
 ENCODED_AT_ONCE = 1024
 
@@ -40,7 +40,7 @@ def train(
     """Train on `data`; after every step `after_step` hears the monitor, which compares across objectives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        model = Heads(*feature_dims(data), settings.joint_dim)
+        model = Heads(HeadsSettings(*feature_dims(data), joint_dim=settings.joint_dim))
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     per_epoch = batches_per_epoch(data.owners, settings.batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up_then_cosine(per_epoch, per_epoch * settings.epochs))

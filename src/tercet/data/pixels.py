@@ -1,0 +1,57 @@
+"""Pictures as pixels, for models that see them."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+
+from tercet.data.pictures import Pictures
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class PixelSettings:
+    """How a picture becomes numbers."""
+
+    side: int = 224
+    shorter_side: int | None = 256
+    """Shrunk to this, then cut to the middle square; None warps the whole picture to the square."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    def prepare(self, picture: Image.Image) -> Float[Tensor, "channel height width"]:
+        pixels = np.asarray(self._square(picture), dtype=np.float32) / 255
+        return torch.from_numpy((pixels - np.float32(self.mean)) / np.float32(self.std)).permute(2, 0, 1)
+
+    def _square(self, picture: Image.Image) -> Image.Image:
+        if self.shorter_side is None:
+            return picture.resize((self.side, self.side), Image.Resampling.BILINEAR)
+        scale = self.shorter_side / min(picture.size)
+        size = (max(self.side, round(picture.width * scale)), max(self.side, round(picture.height * scale)))
+        left, top = (size[0] - self.side) // 2, (size[1] - self.side) // 2
+        return picture.resize(size, Image.Resampling.BILINEAR).crop((left, top, left + self.side, top + self.side))
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A side of paired data: pictures decoded when they are asked for."""
+
+    pictures: Pictures
+    settings: PixelSettings = PixelSettings()
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def take(self, items: Int[Tensor, " item"]) -> tuple[Float[Tensor, "item channel height width"], None]:
+        return torch.stack([self.settings.prepare(self.pictures.open(item)) for item in items.tolist()]), None
+
+    def checksum(self) -> str:
+        digest = hashlib.sha256(repr(asdict(self.settings)).encode())
+        for picture in self.pictures:
+            digest.update(hashlib.sha256(picture.content()).digest())
+        return digest.hexdigest()

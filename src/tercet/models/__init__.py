@@ -1,0 +1,21 @@
+"""Batch -> embeddings -> S: one system a file; the only learned parameters."""
+
+from tercet.models.catalogue import SYSTEMS, build, preset
+from tercet.models.heads import Heads, HeadsSettings
+from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
+from tercet.models.vsepp import VSEPP, VSEPPSettings
+from tercet.models.vsrn import VSRN, VSRNSettings
+
+__all__ = [
+    "SYSTEMS",
+    "VSEPP",
+    "VSRN",
+    "Heads",
+    "HeadsSettings",
+    "VSEInfinity",
+    "VSEInfinitySettings",
+    "VSEPPSettings",
+    "VSRNSettings",
+    "build",
+    "preset",
+]

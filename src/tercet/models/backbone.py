@@ -1,0 +1,75 @@
+"""Pixels -> features: any vision model of Hugging Face as the trunk of a retrieval model."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Backbone(nn.Module):
+    """Frozen or fine-tuned; its BatchNorm statistics never move, whatever mode the model is in.
+
+    Published results depend on that by accident (VSE++ trained most of an epoch in evaluation mode); here it is a rule.
+    """
+
+    def __init__(self, config: dict[str, Any] | str, *, trained: bool = False) -> None:
+        """`config`: a name or path, whose weights are loaded, or a configuration, whose weights are random."""
+        super().__init__()
+        self.model: Any = pretrained(config)
+        self.set_trained(trained)
+
+    def set_trained(self, trained: bool) -> None:
+        self.trained = trained
+        self.model.requires_grad_(trained)
+
+    @property
+    def dim(self) -> int:
+        config = self.model.config
+        return int(config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size)
+
+    def config(self) -> dict[str, Any]:
+        """What it takes to build the same one, without weights."""
+        return config_of(self.model)
+
+    def train(self, mode: bool = True) -> "Backbone":
+        super().train(mode and self.trained)
+        for part in self.model.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                part.eval()
+        return self
+
+    def vectors(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trained):
+            output = self.model(pixel_values=pixels)
+            pooled = getattr(output, "pooler_output", None)
+            return pooled.flatten(1) if pooled is not None else _cells(output.last_hidden_state).mean(dim=1)
+
+    def cells(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image region dim"]:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.trained):
+            return _cells(self.model(pixel_values=pixels).last_hidden_state)
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """A configuration from which the same model can be built, without weights."""
+    return model.config.to_diff_dict() | {"model_type": model.config.model_type}
+
+
+def _cells(state: Tensor) -> Float[Tensor, "image region dim"]:
+    """The map of a CNN row by row; patches of a transformer as they are."""
+    return state.flatten(2).mT if state.ndim == 4 else state
+
+
+def pretrained(config: dict[str, Any] | str) -> Any:
+    """A model of Hugging Face: by name or path with its weights, or from a configuration with random ones."""
+    try:
+        from transformers import AutoConfig, AutoModel
+    except ImportError as error:
+        raise ValueError("backbones need transformers: pip install 'tercet[hf]'") from error
+    if isinstance(config, dict):
+        settings = dict(config)
+        return AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    try:
+        return AutoModel.from_pretrained(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"no backbone {config!r}, neither on this machine nor on the hub: {error}") from error

@@ -1,0 +1,77 @@
+"""Name -> system, and the hyper-parameters of the published recipes as named presets."""
+
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from tercet.models.heads import Heads, HeadsSettings
+from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
+from tercet.models.vsepp import VSEPP, VSEPPSettings
+from tercet.models.vsrn import VSRN, VSRNSettings
+
+
+class System(NamedTuple):
+    settings: type
+    model: type[nn.Module]
+
+
+SYSTEMS = {
+    "heads": System(HeadsSettings, Heads),
+    "vsepp": System(VSEPPSettings, VSEPP),
+    "vsrn": System(VSRNSettings, VSRN),
+    "vse-infinity": System(VSEInfinitySettings, VSEInfinity),
+}
+
+_BERT = {"bert": "bert-base-uncased"}
+# name -> system, settings that the paper names. What the data decides (sizes of vocabularies, features) is left open.
+PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
+    "vsepp-f30k": ("vsepp", {"backbone": "microsoft/resnet-152"}),
+    "vsepp-coco": ("vsepp", {"backbone": "microsoft/resnet-152"}),
+    "vsepp-precomp": ("vsepp", {"image_dim": 4096}),
+    "vsepp-order": ("vsepp", {"image_dim": 4096, "measure": "order", "absolute": True}),
+    "vsepp-study": ("vsepp", {"backbone": "microsoft/resnet-50"}),
+    "vsrn-f30k": ("vsrn", {"variant": "f30k", "captioner": True}),
+    "vsrn-coco": ("vsrn", {"variant": "coco", "captioner": True}),
+    "vsrn-study": ("vsrn", {"variant": "both", "captioner": False}),
+    "vse-infinity-butd": ("vse-infinity", {"image_dim": 2048, **_BERT}),
+    "vse-infinity-butd-bigru": ("vse-infinity", {"image_dim": 2048}),
+    "vse-infinity-grid": ("vse-infinity", {"backbone": "microsoft/resnet-101", **_BERT}),
+}
+
+
+def preset(name: str) -> tuple[str, dict[str, Any]]:
+    """System and settings of a published recipe, or of a system with its defaults."""
+    if name in SYSTEMS:
+        return name, {}
+    if name not in PRESETS:
+        known = [*SYSTEMS, *PRESETS]
+        raise ValueError(f"no model {name!r}{_nearest(name, known)}; known: {', '.join(known)}")
+    return PRESETS[name]
+
+
+def build(name: str, **settings: Any) -> nn.Module:
+    """A model by the name of a system or preset; named settings win over the preset's.
+
+    >>> build("heads", image_dim=8, caption_dim=6).dot_product
+    True
+    """
+    system, wanted = preset(name)
+    known = [field.name for field in fields(SYSTEMS[system].settings)]
+    for given in settings:
+        if given not in known:
+            raise ValueError(f"{system} has no setting {given!r}{_nearest(given, known)}; it has: {', '.join(known)}")
+    wanted = wanted | settings
+    if wanted.get("image_dim") is not None and settings.get("image_dim") is not None:
+        wanted.pop("backbone", None)  # precomputed features take the place of a preset's backbone
+    try:
+        resolved = SYSTEMS[system].settings(**wanted)
+    except TypeError as error:
+        raise ValueError(f"{name}: {str(error).split('__init__() ')[-1]}") from error
+    return SYSTEMS[system].model(resolved)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

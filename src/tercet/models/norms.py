@@ -1,0 +1,29 @@
+"""Length 1, and padding."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def unit(vectors: Float[Tensor, "item dim"]) -> Float[Tensor, "item dim"]:
+    """Of length 1; a vector of zeros stays one."""
+    return F.normalize(vectors, dim=-1)
+
+
+def across_regions(regions: Float[Tensor, "image region dim"]) -> Float[Tensor, "image region dim"]:
+    """Each channel of length 1 across the regions of an image: the axis that VSRN's program normalises.
+
+    A slip of its authors, on which their published weights depend.
+    """
+    return F.normalize(regions, dim=1)
+
+
+def real_parts(lengths: Int[Tensor, " item"], longest: int) -> Bool[Tensor, "item part"]:
+    """Which parts are no padding."""
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def full_lengths(parts: Float[Tensor, "item part dim"]) -> Int[Tensor, " item"]:
+    """Where nothing is padded."""
+    return torch.full((parts.shape[0],), parts.shape[1], device=parts.device)

@@ -1,0 +1,123 @@
+"""VSRN (Li et al., ICCV 2019): regions reason with each other in a graph, a GRU reads them one after the other."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from tercet import similarity
+from tercet.contracts import Similarity
+from tercet.models.captioner import Captioner
+from tercet.models.norms import across_regions, full_lengths, real_parts, unit
+from tercet.models.words import WordGRU
+
+BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class VSRNSettings:
+    words: int
+    """Size of the vocabulary."""
+    image_dim: int = 2048
+    joint_dim: int = 2048
+    word_dim: int = 300
+    layers: int = 1
+    variant: Literal["f30k", "coco", "both"] = "f30k"
+    """`coco` normalises right after the projection, `f30k` has BatchNorm at the end, the comparison study has both."""
+    image_norm: bool = True
+    absolute: bool = False
+    captioner: bool = False
+    """A decoder that learns to write the caption from the regions: a further training signal."""
+    caption_dim: int = 512
+    caption_word_dim: int = 300
+    caption_length: int = 60
+
+
+class VSRN(nn.Module):
+    dot_product = True
+
+    def __init__(self, settings: VSRNSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        dim = settings.joint_dim
+        self.region_head = nn.Linear(settings.image_dim, dim)
+        nn.init.xavier_uniform_(self.region_head.weight)
+        nn.init.zeros_(self.region_head.bias)
+        self.blocks = nn.ModuleList(RegionGraph(dim) for _ in range(BLOCKS))
+        self.reader = nn.GRU(dim, dim, 1, batch_first=True)
+        self.final_norm = None if settings.variant == "coco" else nn.BatchNorm1d(dim)
+        self.words = WordGRU(settings.words, settings.word_dim, dim, settings.layers)
+        self.captioner = (
+            Captioner(dim, settings.words, settings.caption_dim, settings.caption_word_dim, settings.caption_length)
+            if settings.captioner
+            else None
+        )
+
+    def reason(
+        self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"]
+    ) -> Float[Tensor, "image region joint"]:
+        """Regions after the graph, which the captioner reads too."""
+        real = real_parts(lengths, images.shape[1])
+        regions = self.region_head(images) * real[..., None]
+        if self.settings.variant != "f30k":
+            regions = across_regions(regions)
+        for block in self.blocks:
+            regions = block(regions, real)
+        return across_regions(regions)
+
+    def encode_images(
+        self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
+    ) -> Float[Tensor, "image joint"]:
+        lengths = full_lengths(images) if lengths is None else lengths
+        return self.read(self.reason(images, lengths), lengths)
+
+    def read(
+        self, regions: Float[Tensor, "image region joint"], lengths: Int[Tensor, " image"]
+    ) -> Float[Tensor, "image joint"]:
+        """The state after the last real region."""
+        states, _ = self.reader(regions)
+        embedded = states[torch.arange(len(states), device=states.device), lengths - 1]
+        if self.final_norm is not None:
+            embedded = self.final_norm(embedded)
+        embedded = unit(embedded) if self.settings.image_norm else embedded
+        return torch.abs(embedded) if self.settings.absolute else embedded
+
+    def encode_captions(
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+    ) -> Float[Tensor, "caption joint"]:
+        embedded = unit(self.words.last(token_ids, lengths))
+        return torch.abs(embedded) if self.settings.absolute else embedded
+
+    def similarity(
+        self, encoded_images: Float[Tensor, "image joint"], encoded_captions: Float[Tensor, "caption joint"]
+    ) -> Similarity:
+        return similarity.dot_products(encoded_images, encoded_captions)
+
+
+class RegionGraph(nn.Module):
+    """v + BN(W y), y = R g(v), R = theta(v) phi(v)^T / regions: affinities without a softmax.
+
+    BatchNorm's weight and bias start at 0, so that a block starts as the identity.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.theta, self.phi, self.g, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.norm = nn.BatchNorm1d(dim)
+        nn.init.zeros_(self.norm.weight)
+        nn.init.zeros_(self.norm.bias)
+
+    def forward(
+        self, regions: Float[Tensor, "image region dim"], real: Bool[Tensor, "image region"]
+    ) -> Float[Tensor, "image region dim"]:
+        """Padding takes no part: not as a neighbour, not in the count, not in BatchNorm's statistics."""
+        g = self.g(regions) * real[..., None]
+        affinity = self.theta(regions) @ self.phi(regions).mT / real.sum(dim=1)[:, None, None]
+        reasoned = self.out(affinity @ g)
+        if real.all():
+            return regions + self.norm(reasoned.flatten(0, 1)).view_as(reasoned)
+        normed = torch.zeros_like(reasoned)
+        normed[real] = self.norm(reasoned[real])
+        return regions + normed

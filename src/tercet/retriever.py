@@ -1,0 +1,203 @@
+"""A model with all it takes to read plain texts and pictures: what `tercet.load` gives, and a folder on disk.
+
+The folder holds `config.json`, `weights.safetensors` and a vocabulary or tokenizer. Loading it never runs code.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from PIL import Image
+from torch import Tensor, nn
+
+import tercet
+from tercet.contracts import Similarity
+from tercet.data.features.encoders import ImageEncoder, TextEncoder, image_encoder, text_encoder
+from tercet.data.lines import read_json
+from tercet.data.meetings import by_length
+from tercet.data.pictures import PictureFile, open_picture
+from tercet.data.pixels import PixelSettings
+from tercet.data.text.tokens import Tokens, pretrained_tokenizer, pretrained_tokens_of, tokens_of
+from tercet.data.text.vocabulary import Vocabulary
+from tercet.models import SYSTEMS, build
+
+CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
+AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How plain texts and pictures become what the model takes. What is None, it cannot read."""
+
+    vocabulary: Vocabulary | None = None
+    tokenizer: str | None = None
+    """Name or path of a Hugging Face tokenizer."""
+    text_encoder: str | None = None
+    """For models of frozen features: the encoder of captions."""
+    pixels: PixelSettings | None = None
+    image_encoder: str | None = None
+    grid: bool = False
+
+
+class Retriever:
+    """Reads, embeds and compares. The model itself is `model`, of the system called `system`."""
+
+    def __init__(self, system: str, model: Any, reading: Reading) -> None:
+        self.system, self.model, self.reading = system, model, reading
+        self._image_encoder: ImageEncoder | None = None
+        self._text_encoder: TextEncoder | None = None
+
+    @property
+    def dot_product(self) -> bool:
+        return bool(self.model.dot_product)
+
+    def encode_images(self, images: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.model.encode_images(images, lengths)
+
+    def encode_captions(self, captions: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.model.encode_captions(captions, lengths)
+
+    def similarity(self, encoded_images: Tensor, encoded_captions: Tensor) -> Similarity:
+        return self.model.similarity(encoded_images, encoded_captions)
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """One row a text, in the order given."""
+        if isinstance(texts, str):
+            raise ValueError(f"embed_texts takes a list of texts, got one: write embed_texts([{texts!r}])")
+        for number, text in enumerate(texts):
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"text {number} is empty or no text: {text!r}")
+        if self.reading.text_encoder is not None:
+            self._text_encoder = self._text_encoder or text_encoder(self.reading.text_encoder)
+            return self._in_parts(lambda part: (self._text_encoder.encode(part), None), texts, self.encode_captions)
+        tokens = self._tokens(texts)
+        batches = by_length(tokens.lengths(), AT_ONCE)
+        encoded = torch.cat([self.encode_captions(*self._placed(*tokens.take(batch))) for batch in batches])
+        return encoded[torch.cat(batches).argsort()]
+
+    @torch.inference_mode()
+    def embed_pictures(self, pictures: Sequence[str | Path | Image.Image]) -> Tensor:
+        """One row a picture (a file or an open one), in the order given."""
+        if isinstance(pictures, (str, Path, Image.Image)):
+            raise ValueError("embed_pictures takes a list of pictures, got one: put it in [ ]")
+        return self._in_parts(self._seen, pictures, self.encode_images)
+
+    def _in_parts(self, read: Any, items: Sequence[Any], encode: Any) -> Tensor:
+        parts = [items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE)]
+        if not parts:
+            raise ValueError("there is nothing to embed")
+        return torch.cat([encode(*self._placed(*read(part))) for part in parts])
+
+    def _seen(self, pictures: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
+        opened = [
+            p.convert("RGB") if isinstance(p, Image.Image) else open_picture(PictureFile(Path(p))) for p in pictures
+        ]
+        if self.reading.pixels is not None:
+            return torch.stack([self.reading.pixels.prepare(picture) for picture in opened]), None
+        if self.reading.image_encoder is None:
+            raise ValueError(f"this {self.system} model takes precomputed features; how they were made is not known")
+        encoder = self._image_encoder or image_encoder(self.reading.image_encoder, grid=self.reading.grid)
+        self._image_encoder = encoder
+        return encoder.encode(torch.stack([encoder.prepare(picture) for picture in opened])), None
+
+    def _tokens(self, texts: Sequence[str]) -> Tokens:
+        if not len(texts):
+            raise ValueError("there is nothing to embed")
+        if self.reading.vocabulary is not None:
+            return tokens_of(texts, self.reading.vocabulary)
+        if self.reading.tokenizer is None:
+            raise ValueError(f"this {self.system} model came without its vocabulary: give it when importing")
+        return pretrained_tokens_of(texts, self.reading.tokenizer)
+
+    def _placed(self, items: Tensor, lengths: Int[Tensor, " item"] | None) -> tuple[Tensor, Tensor | None]:
+        """On the model's device."""
+        device = next(self.model.parameters()).device
+        return items.to(device), None if lengths is None else lengths.to(device)
+
+    def save(self, folder: str | Path) -> None:
+        """A folder that appears whole or not at all."""
+        from safetensors.torch import save_file
+
+        target = Path(folder)
+        if target.exists():
+            raise ValueError(f"{target} is there already; nothing is overwritten")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished_", dir=target.parent))
+        try:
+            reading = asdict(replace(self.reading, vocabulary=None)) | {
+                "vocabulary": self.reading.vocabulary is not None
+            }
+            if self.reading.vocabulary is not None:
+                self.reading.vocabulary.save(unfinished / VOCABULARY)
+            if self.reading.tokenizer is not None:
+                pretrained_tokenizer(self.reading.tokenizer).save_pretrained(unfinished / TOKENIZER)
+                reading["tokenizer"] = TOKENIZER
+            content = {
+                "tercet": tercet.__version__,
+                "system": self.system,
+                "settings": asdict(self.model.settings),
+                "reading": reading,
+            }
+            (unfinished / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, unfinished / WEIGHTS
+            )
+            unfinished.chmod(0o755)
+            unfinished.rename(target)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+
+def load(path: str | Path) -> Retriever:
+    """A saved model, in evaluation mode. Only numbers and settings are read; nothing in the folder runs."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(path)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder}: no saved model there; expected a folder with {CONFIG} and {WEIGHTS}")
+    content = read_json(folder / CONFIG)
+    try:
+        system, reading = content["system"], dict(content["reading"])
+        if system not in SYSTEMS:
+            raise ValueError(f"no system {system!r}")
+        model = build(system, **content["settings"])
+        if reading.pop("vocabulary"):
+            reading["vocabulary"] = Vocabulary.load(folder / VOCABULARY)
+        if reading["tokenizer"] is not None:
+            reading["tokenizer"] = str(folder / TOKENIZER)
+        if reading["pixels"] is not None:
+            reading["pixels"] = PixelSettings(
+                **{k: tuple(v) if isinstance(v, list) else v for k, v in reading["pixels"].items()}
+            )
+        made = Reading(**reading)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
+    _load_weights(model, weights, folder / WEIGHTS)
+    return Retriever(system, model.eval(), made)
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Tensor], place: Path) -> None:
+    wanted = model.state_dict()
+    wrong = [f"missing: {name}" for name in wanted if name not in weights]
+    wrong += [f"unexpected: {name}" for name in weights if name not in wanted]
+    wrong += [
+        f"of another shape: {name} {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ValueError(f"{place} does not fit the model, nothing was loaded: {'; '.join(wrong)}")
+    model.load_state_dict(weights)

@@ -1,0 +1,34 @@
+"""Embeddings -> S, larger is closer. Pure."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tercet.contracts import Similarity
+
+# How many numbers the widened difference of images and captions may hold at once.
+BLOCK = 1 << 24
+
+
+def dot_products(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Similarity:
+    """Cosines, where both have length 1."""
+    return images @ captions.T
+
+
+def order(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Similarity:
+    """- || max(0, caption - image) ||: 0 where the image has at least what the caption asks for, channel by channel.
+
+    The published gradient is NaN at exactly 0; here it is 0. A block of images at a time bounds the memory.
+
+    >>> order(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 0.5], [1.0, 4.0]]))
+    tensor([[-0., -3.]])
+    """
+    step = max(1, BLOCK // max(1, captions.numel()))
+    return torch.cat([_order_block(block, captions) for block in images.split(step)])
+
+
+def _order_block(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Similarity:
+    squares = (captions[None] - images[:, None]).clamp(min=0).square().sum(dim=2)
+    missing = squares > 0
+    # The root's slope at 0 is infinite: it is taken elsewhere only.
+    return -torch.where(missing, torch.where(missing, squares, 1).sqrt(), 0)

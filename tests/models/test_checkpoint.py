@@ -1,0 +1,210 @@
+"""The authors' checkpoints are read whole or not at all, and nothing in them runs."""
+
+import argparse
+import collections
+import io
+import os
+import pickle
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from tercet.models.checkpoint import load_untrusted, read_checkpoint
+from tercet.models.original import load_original
+from tests.models.parity import GOLDENS, golden
+
+VSEPP = GOLDENS / "ckpt_vsepp.pth.tar"
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes what Python 2 wrote: protocol 2, text as byte strings, the old names of modules."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012 - pickle looks it up on the class
+
+    def save_text(self, text):
+        content = text.encode("latin1") if isinstance(text, str) else text
+        self.write(pickle.SHORT_BINSTRING + bytes([len(content)]) + content)
+        self.memoize(text)
+
+    dispatch[str] = dispatch[bytes] = save_text
+
+    def save_global(self, obj, name=None):
+        module = {"numpy._core.multiarray": "numpy.core.multiarray"}.get(getattr(obj, "__module__", None))
+        if module is None:
+            super().save_global(obj, name)
+        else:
+            self.write(pickle.GLOBAL + f"{module}\n{obj.__name__}\n".encode())
+            self.memoize(obj)
+
+    dispatch[type] = pickle._Pickler.save_type
+    dispatch[types.FunctionType] = dispatch[types.BuiltinFunctionType] = save_global
+
+
+def python2_save(content, file, **how):
+    module = types.ModuleType("python2_pickle")
+    module.Pickler = Python2Pickler
+    module.dump = lambda obj, stream, protocol=2: Python2Pickler(stream, 2).dump(obj)
+    torch.save(content, file, pickle_module=module, pickle_protocol=2, _use_new_zipfile_serialization=False, **how)
+
+
+def trusted(file):
+    return torch.load(file, weights_only=False)
+
+
+def test_a_file_of_python_2_is_read(tmp_path):
+    """Byte strings for keys and options, and numpy's scalar for the best result, as the real ones have."""
+    content = trusted(VSEPP)
+    content["best_rsum"] = np.float64(412.3456789)
+    file = tmp_path / "model_best.pth.tar"
+    python2_save(content, file)
+    raw = file.read_bytes()
+    assert b"U\x05model" in raw
+    assert b"cnumpy.core.multiarray\nscalar" in raw
+    assert load_untrusted(file)["best_rsum"] == 412.3456789
+    model, g = load_original("vsepp", file), golden("vsepp_encoders")
+    torch.testing.assert_close(model.encode_images(g["in.images"]), g["out.img.abs0.noimgnorm0"])
+    assert read_checkpoint(file).options["measure"] == "cosine"
+
+
+def test_tensors_saved_on_a_gpu_come_to_the_cpu(tmp_path):
+    """The old stream names the place of a storage: it is only a name here."""
+    content = VSEPP.read_bytes()
+    assert content.count(b"cpu") > 0
+    (tmp_path / "x.pth").write_bytes(content.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"))
+    assert read_checkpoint(tmp_path / "x.pth").states[0]["fc.weight"].device.type == "cpu"
+
+
+class Hostile:
+    def __init__(self, call, *arguments):
+        self.made = (call, arguments)
+
+    def __reduce__(self):
+        return self.made
+
+
+HOSTILE = {
+    "a command": (Hostile(os.system, "touch hacked"), r"asks for (posix|nt)\.system"),
+    "eval": (Hostile(eval, "open('hacked', 'w')"), r"asks for ((builtins|__builtin__)\.)?eval"),
+    "open": (Hostile(io.open, "hacked", "w"), r"asks for (io|_io|builtins)\.open"),
+    "exec": (Hostile(exec, "open('hacked', 'w')"), r"asks for ((builtins|__builtin__)\.)?exec"),
+    "getattr": (Hostile(getattr, os, "system"), r"asks for|refused"),
+    "torch.load": (Hostile(torch.load, "x"), r"asks for torch\.(serialization\.)?load"),
+    "a class of the authors": (collections.Counter("ab"), None),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_checkpoint_writes_nothing_and_is_named(name, zipped, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hostile, message = HOSTILE[name]
+    if name == "getattr":
+        hostile = Hostile(getattr, types.SimpleNamespace, "mro")
+    content = trusted(VSEPP)
+    content["opt"] = hostile
+    torch.save(content, "bad.pth", _use_new_zipfile_serialization=zipped)
+    if message is None:
+        read_checkpoint(tmp_path / "bad.pth")  # harmless: a Counter is a dict
+    else:
+        with pytest.raises(ValueError, match=message) as told:
+            load_original("vsepp", "bad.pth")
+        assert "bad.pth" in str(told.value)
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_the_same_file_would_have_written_one(tmp_path, monkeypatch):
+    """The hostile pickles above are hostile: read with trust, they act."""
+    monkeypatch.chdir(tmp_path)
+    torch.save(HOSTILE["eval"][0], "bad.pth")
+    torch.load("bad.pth", weights_only=False).close()
+    assert (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda content: content["model"][0].pop("fc.bias"), "missing: image_head.bias"),
+        (lambda content: content["model"][1].update(extra=torch.zeros(2)), r"unexpected: extra \(part 1\)"),
+        (
+            lambda content: content["model"][0].update({"fc.bias": torch.zeros(3)}),
+            r"of another shape: fc\.bias \(3,\), expected",
+        ),
+        (lambda content: content.pop("model"), "expected a checkpoint with a list of state dicts"),
+        (lambda content: content["model"].append({"decoder.x": torch.zeros(1)}), r"unexpected: decoder\.x \(part 2\)"),
+        (lambda content: content["model"][0].pop("fc.weight"), r"is no checkpoint of vsepp: has no 'fc\.weight'"),
+        (lambda content: content["model"][0].update(note="text"), "expected named tensors, got 'note': str"),
+    ],
+)
+def test_what_does_not_fit_is_listed_and_nothing_is_loaded(tmp_path, spoil, message):
+    content = trusted(VSEPP)
+    spoil(content)
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=message):
+        load_original("vsepp", tmp_path / "x.pth")
+
+
+def test_all_that_is_wrong_is_listed_at_once(tmp_path):
+    content = trusted(VSEPP)
+    content["model"][0]["a"] = content["model"][1]["b"] = torch.zeros(1)
+    del content["model"][0]["fc.bias"]
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match="nothing was loaded") as told:
+        load_original("vsepp", tmp_path / "x.pth")
+    for part in ("unexpected: a", "unexpected: b", "missing: image_head.bias"):
+        assert part in str(told.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", pickle.dumps({"model": []}), VSEPP.read_bytes()[:500]])
+def test_damaged_files_are_one_line(tmp_path, content):
+    (tmp_path / "x.pth").write_bytes(content)
+    with pytest.raises(ValueError, match=r"x\.pth"):
+        load_original("vsepp", tmp_path / "x.pth")
+
+
+def test_wrong_names_are_told(tmp_path):
+    with pytest.raises(ValueError, match="no originals of 'clip' can be imported; known: vsepp, vsrn, vse-infinity"):
+        load_original("clip", VSEPP)
+    with pytest.raises(ValueError, match="there is no such file"):
+        load_original("vsepp", tmp_path / "gone.pth")
+    with pytest.raises(ValueError, match=r"is no checkpoint of vsrn|does not fit the model"):
+        load_original("vsrn", VSEPP)
+
+
+def test_a_resnet_of_torchvision_finds_its_place(tmp_path):
+    """VSE++ with a raw-image encoder: names as torchvision has them, behind DataParallel, to Hugging Face's."""
+    from transformers import ResNetConfig, ResNetModel
+
+    torch.manual_seed(0)
+    theirs = ResNetModel(ResNetConfig(depths=[1, 2, 1, 1], layer_type="bottleneck")).eval()
+    image = {f"cnn.module.{torchvision_name(key)}": tensor for key, tensor in theirs.state_dict().items()}
+    image |= {"fc.weight": torch.randn(24, 2048), "fc.bias": torch.zeros(24)}
+    content = trusted(VSEPP)
+    content["model"][0] = image
+    torch.save(content, tmp_path / "x.pth")
+    model = load_original("vsepp", tmp_path / "x.pth")
+    pixels = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model.backbone.vectors(pixels), theirs(pixels).pooler_output.flatten(1))
+        assert model.encode_images(pixels).shape == (2, 24)
+
+
+def torchvision_name(key):
+    """The other way round, written by hand from torchvision's names."""
+    parts = key.split(".")
+    kind = {"convolution": "conv", "normalization": "bn"}
+    if parts[0] == "embedder":
+        return f"{kind[parts[2]]}1.{parts[3]}"
+    stage, layer = int(parts[2]) + 1, parts[4]
+    if parts[5] == "shortcut":
+        return f"layer{stage}.{layer}.downsample.{0 if parts[6] == 'convolution' else 1}.{parts[7]}"
+    return f"layer{stage}.{layer}.{kind[parts[7]]}{int(parts[6]) + 1}.{parts[8]}"
+
+
+def test_options_may_be_a_namespace_or_a_dict(tmp_path):
+    content = trusted(VSEPP)
+    assert isinstance(content["opt"], argparse.Namespace)
+    content["opt"] = {"use_abs": True}
+    torch.save(content, tmp_path / "x.pth")
+    assert load_original("vsepp", tmp_path / "x.pth").settings.absolute
