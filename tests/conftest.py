@@ -5,6 +5,8 @@ import os
 import jaxtyping
 import pytest
 
+# One thread a process: tests run side by side, and threads of several processes on two cores wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported: tests never wait for a network
 
 jaxtyping.install_import_hook("tercet", "beartype.beartype")

@@ -17,9 +17,11 @@ MAY_IMPORT = {
     "models": {"contracts", "similarity"},
     "analysis": {"contracts", "objectives", "evaluation"},
     "runs": {"contracts"},
+    "retriever": {"contracts", "data", "models"},
+    "import_settings": set(),
     "training": {"contracts", "data", "models", "objectives", "evaluation", "analysis", "runs"},
     "comparison": {"contracts", "data", "models", "objectives", "evaluation", "runs", "training"},
-    "cli": {"comparison", "data"},
+    "cli": {"comparison", "data", "import_settings", "retriever"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 

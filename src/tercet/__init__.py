@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from tercet.comparison.grid import compare
     from tercet.evaluation import evaluate
     from tercet.objectives import objective
+    from tercet.retriever import load, load_original
 
 __version__ = "0.1.0"
-__all__ = ["check_objective", "cocos", "compare", "evaluate", "objective"]
+__all__ = ["check_objective", "cocos", "compare", "evaluate", "load", "load_original", "objective"]
 
 # Where each public name lives. Looked up on first use: `import tercet` and `tercet --help` need no torch.
 _HOMES = {
@@ -19,6 +20,8 @@ _HOMES = {
     "cocos": "tercet.analysis.cocos",
     "compare": "tercet.comparison.grid",
     "evaluate": "tercet.evaluation",
+    "load": "tercet.retriever",
+    "load_original": "tercet.retriever",
     "objective": "tercet.objectives",
 }
 

@@ -74,10 +74,27 @@ def _features(arguments: list[str]) -> None:
     commands.features(settings)
 
 
+def _import(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.import_settings import ImportSettings
+
+    settings = tyro.cli(ImportSettings, prog="tercet import", args=arguments)
+
+    from tercet.retriever import load_original
+
+    model = load_original(settings.system, settings.file, vocabulary=settings.vocabulary, tokenizer=settings.tokenizer)
+    model.save(settings.target)
+    print(f"{settings.target} is ready: tercet.load({str(settings.target)!r})")
+    if settings.vocabulary is None and settings.tokenizer is None:
+        print("without --vocabulary or --tokenizer it takes numbers of words, not texts", file=sys.stderr)
+
+
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "train a grid of objectives x seeds and compare what they retrieve"),
     "data": (_data, "inspect or convert images with captions, in any of the formats people have"),
     "features": (_features, "run frozen encoders once over a data set"),
+    "import": (_import, "turn an authors' checkpoint into a model of Tercet, without running anything in it"),
 }
 
 

@@ -23,9 +23,11 @@ from tercet.data.lines import read_json
 from tercet.data.meetings import by_length
 from tercet.data.pictures import PictureFile, open_picture
 from tercet.data.pixels import PixelSettings
+from tercet.data.text.authors import import_vocabulary
 from tercet.data.text.tokens import Tokens, pretrained_tokenizer, pretrained_tokens_of, tokens_of
 from tercet.data.text.vocabulary import Vocabulary
 from tercet.models import SYSTEMS, build
+from tercet.models.original import original_model
 
 CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
 AT_ONCE = 64
@@ -45,10 +47,11 @@ class Reading:
     grid: bool = False
 
 
-class Retriever:
+class Retriever(nn.Module):
     """Reads, embeds and compares. The model itself is `model`, of the system called `system`."""
 
     def __init__(self, system: str, model: Any, reading: Reading) -> None:
+        super().__init__()
         self.system, self.model, self.reading = system, model, reading
         self._image_encoder: ImageEncoder | None = None
         self._text_encoder: TextEncoder | None = None
@@ -175,9 +178,8 @@ def load(path: str | Path) -> Retriever:
         if reading["tokenizer"] is not None:
             reading["tokenizer"] = str(folder / TOKENIZER)
         if reading["pixels"] is not None:
-            reading["pixels"] = PixelSettings(
-                **{k: tuple(v) if isinstance(v, list) else v for k, v in reading["pixels"].items()}
-            )
+            pixels = reading["pixels"]
+            reading["pixels"] = PixelSettings(**pixels | {name: tuple(pixels[name]) for name in ("mean", "std")})
         made = Reading(**reading)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
@@ -186,7 +188,7 @@ def load(path: str | Path) -> Retriever:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
     _load_weights(model, weights, folder / WEIGHTS)
-    return Retriever(system, model.eval(), made)
+    return Retriever(system, model, made).eval()
 
 
 def _load_weights(model: nn.Module, weights: dict[str, Tensor], place: Path) -> None:
@@ -201,3 +203,21 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor], place: Path) -> 
     if wrong:
         raise ValueError(f"{place} does not fit the model, nothing was loaded: {'; '.join(wrong)}")
     model.load_state_dict(weights)
+
+
+def load_original(
+    system: str, path: str | Path, *, vocabulary: Path | None = None, tokenizer: str | None = None, **settings: Any
+) -> Retriever:
+    """An authors' checkpoint, in evaluation mode; with their vocabulary, or a tokenizer for BERT, it reads texts too.
+
+    Nothing in the file is executed. Settings are read off the file; the ones named here win.
+    """
+    model: Any = original_model(system, path, **settings)
+    words = import_vocabulary(vocabulary) if vocabulary is not None else None
+    wanted = getattr(model.settings, "words", None)
+    if words is not None and wanted == len(words) + 1 and system == "vse-infinity":
+        words = Vocabulary((*words.words, "<mask>"))  # added by their program when it starts
+    if words is not None and wanted != len(words):
+        raise ValueError(f"{vocabulary} has {len(words)} words, the model in {path} has {wanted}")
+    pixels = PixelSettings() if getattr(model, "backbone", None) is not None else None
+    return Retriever(system, model, Reading(vocabulary=words, tokenizer=tokenizer, pixels=pixels)).eval()

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import tercet
 from tercet.models import build
 from tercet.models.gpo import GPO, position_codes
-from tercet.models.original import ORIGINALS, load_original, load_states
+from tercet.models.original import ORIGINALS, load_states, original_model
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests" / "goldens"
@@ -206,7 +206,7 @@ def vseinf_text(kind) -> Iterator[Row]:
 
 
 def container(system, file, outputs, **settings) -> Iterator[Row]:
-    model = load_original(system, GOLDENS / file, **settings)
+    model = original_model(system, GOLDENS / file, **settings)
     images, text = (golden(name) for name in outputs)
     image_lengths = images["in.image_lengths"].long() if "in.image_lengths" in images else None
     wanted = images["out.img.abs0.noimgnorm0"] if "out.img" not in images else images["out.img"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tercet.models.checkpoint import load_untrusted, read_checkpoint
-from tercet.models.original import load_original
+from tercet.models.original import original_model
 from tests.models.parity import GOLDENS, golden
 
 VSEPP = GOLDENS / "ckpt_vsepp.pth.tar"
@@ -63,7 +63,7 @@ def test_a_file_of_python_2_is_read(tmp_path):
     assert b"U\x05model" in raw
     assert b"cnumpy.core.multiarray\nscalar" in raw
     assert load_untrusted(file)["best_rsum"] == 412.3456789
-    model, g = load_original("vsepp", file), golden("vsepp_encoders")
+    model, g = original_model("vsepp", file), golden("vsepp_encoders")
     torch.testing.assert_close(model.encode_images(g["in.images"]), g["out.img.abs0.noimgnorm0"])
     assert read_checkpoint(file).options["measure"] == "cosine"
 
@@ -109,7 +109,7 @@ def test_a_hostile_checkpoint_writes_nothing_and_is_named(name, zipped, tmp_path
         read_checkpoint(tmp_path / "bad.pth")  # harmless: a Counter is a dict
     else:
         with pytest.raises(ValueError, match=message) as told:
-            load_original("vsepp", "bad.pth")
+            original_model("vsepp", "bad.pth")
         assert "bad.pth" in str(told.value)
     assert not (tmp_path / "hacked").exists()
 
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded(tmp_path, spoil, mess
     spoil(content)
     torch.save(content, tmp_path / "x.pth")
     with pytest.raises(ValueError, match=message):
-        load_original("vsepp", tmp_path / "x.pth")
+        original_model("vsepp", tmp_path / "x.pth")
 
 
 def test_all_that_is_wrong_is_listed_at_once(tmp_path):
@@ -151,7 +151,7 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path):
     del content["model"][0]["fc.bias"]
     torch.save(content, tmp_path / "x.pth")
     with pytest.raises(ValueError, match="nothing was loaded") as told:
-        load_original("vsepp", tmp_path / "x.pth")
+        original_model("vsepp", tmp_path / "x.pth")
     for part in ("unexpected: a", "unexpected: b", "missing: image_head.bias"):
         assert part in str(told.value)
 
@@ -160,16 +160,16 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path):
 def test_damaged_files_are_one_line(tmp_path, content):
     (tmp_path / "x.pth").write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.pth"):
-        load_original("vsepp", tmp_path / "x.pth")
+        original_model("vsepp", tmp_path / "x.pth")
 
 
 def test_wrong_names_are_told(tmp_path):
     with pytest.raises(ValueError, match="no originals of 'clip' can be imported; known: vsepp, vsrn, vse-infinity"):
-        load_original("clip", VSEPP)
+        original_model("clip", VSEPP)
     with pytest.raises(ValueError, match="there is no such file"):
-        load_original("vsepp", tmp_path / "gone.pth")
+        original_model("vsepp", tmp_path / "gone.pth")
     with pytest.raises(ValueError, match=r"is no checkpoint of vsrn|does not fit the model"):
-        load_original("vsrn", VSEPP)
+        original_model("vsrn", VSEPP)
 
 
 def test_a_resnet_of_torchvision_finds_its_place(tmp_path):
@@ -183,7 +183,7 @@ def test_a_resnet_of_torchvision_finds_its_place(tmp_path):
     content = trusted(VSEPP)
     content["model"][0] = image
     torch.save(content, tmp_path / "x.pth")
-    model = load_original("vsepp", tmp_path / "x.pth")
+    model = original_model("vsepp", tmp_path / "x.pth")
     pixels = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(model.backbone.vectors(pixels), theirs(pixels).pooler_output.flatten(1))
@@ -207,4 +207,4 @@ def test_options_may_be_a_namespace_or_a_dict(tmp_path):
     assert isinstance(content["opt"], argparse.Namespace)
     content["opt"] = {"use_abs": True}
     torch.save(content, tmp_path / "x.pth")
-    assert load_original("vsepp", tmp_path / "x.pth").settings.absolute
+    assert original_model("vsepp", tmp_path / "x.pth").settings.absolute

@@ -26,7 +26,8 @@ class PixelSettings:
 
     def prepare(self, picture: Image.Image) -> Float[Tensor, "channel height width"]:
         pixels = np.asarray(self._square(picture), dtype=np.float32) / 255
-        return torch.from_numpy((pixels - np.float32(self.mean)) / np.float32(self.std)).permute(2, 0, 1)
+        mean, std = np.array(self.mean, dtype=np.float32), np.array(self.std, dtype=np.float32)
+        return torch.from_numpy((pixels - mean) / std).permute(2, 0, 1)
 
     def _square(self, picture: Image.Image) -> Image.Image:
         if self.shorter_side is None:

@@ -159,7 +159,7 @@ ORIGINALS = {
 }
 
 
-def load_original(system: str, path: str | Path, **settings: Any) -> nn.Module:
+def original_model(system: str, path: str | Path, **settings: Any) -> nn.Module:
     """The authors' model with their weights, in evaluation mode. Nothing in the file is executed.
 
     Settings are read off the file; the ones named here win (a BERT with heads of another width, say).

@@ -1,0 +1,307 @@
+"""What every system promises: the design's methods, order kept, padding without effect, and that it can learn."""
+
+import numpy as np
+import pytest
+import torch
+
+import tercet
+from tercet.contracts import Matcher
+from tercet.data.pictures import Pictures
+from tercet.data.pixels import Pixels, PixelSettings
+from tercet.data.scenes import scenes
+from tercet.data.scenes import world as w
+from tercet.data.scenes.draw import Drawing
+from tercet.data.text.bag_of_words import bag_of_words
+from tercet.data.text.tokens import tokens_of
+from tercet.data.text.vocabulary import build_vocabulary
+from tercet.models import build
+
+RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 16,
+    "hidden_sizes": [32, 64],
+    "depths": [1, 1],
+    "layer_type": "basic",
+}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+WORDS = 40
+# name -> settings at a reduced width, what images are
+SYSTEMS = {
+    "heads": ("heads", {"image_dim": 256, "caption_dim": 256, "joint_dim": 64}, "global"),
+    "heads, mlp": ("heads", {"image_dim": 256, "caption_dim": 256, "joint_dim": 64, "kind": "mlp"}, "global"),
+    "heads, regions": ("heads", {"image_dim": 256, "caption_dim": 256, "joint_dim": 64, "pooling": "gpo"}, "regions"),
+    "vsepp": ("vsepp", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "global"),
+    "vsepp, order": (
+        "vsepp",
+        {"image_dim": 256, "joint_dim": 64, "word_dim": 32, "measure": "order", "absolute": True},
+        "global",
+    ),
+    "vsepp, pixels": ("vsepp", {"backbone": RESNET, "train_backbone": True, "joint_dim": 64, "word_dim": 32}, "pixels"),
+    "vsrn, f30k": ("vsrn", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "regions"),
+    "vsrn, coco": ("vsrn", {"image_dim": 256, "joint_dim": 64, "word_dim": 32, "variant": "coco"}, "regions"),
+    "vse-infinity, bigru": ("vse-infinity", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "regions"),
+    "vse-infinity, bert": ("vse-infinity", {"image_dim": 256, "joint_dim": 64, "bert": BERT}, "regions"),
+    "vse-infinity, grid": ("vse-infinity", {"backbone": RESNET, "joint_dim": 64, "word_dim": 32}, "pixels"),
+}
+
+
+def tell_all(world, scene):
+    """A caption that leaves nothing out."""
+    phrases = []
+    for thing, (x, y) in zip(world.things[scene], world.centres[scene], strict=True):
+        if thing[w.SHAPE] != w.ABSENT:
+            words = [w.ATTRIBUTES[a][thing[a]][0] for a in (w.SIZE, w.PATTERN, w.COLOUR, w.SHAPE)]
+            place = ("left", "middle", "right")[int(x * 3)], ("top", "centre", "bottom")[int(y * 3)]
+            phrases.append(" ".join([*words, *place]))
+    return " and ".join(phrases) + f" on {w.BACKGROUNDS[world.backgrounds[scene]][0]}"
+
+
+@pytest.fixture(scope="module")
+def full():
+    """32 scenes with a distinct full caption each, in every form."""
+    made = scenes("train", 32)
+    texts = [tell_all(made.world, scene) for scene in range(32)]
+    assert len(set(texts)) == 32
+    vocabulary = build_vocabulary(texts, 1)
+    everything = torch.arange(32)
+    pictures = Pictures([Drawing(made.world, scene, str(scene)) for scene in range(32)])
+    images = {
+        "global": made.as_split("global").features.take(everything)[0],
+        "regions": made.as_split("regions").features.take(everything)[0],
+        "pixels": Pixels(pictures, PixelSettings(side=48, shorter_side=None)).take(everything)[0],
+    }
+    return (
+        images,
+        (torch.from_numpy(bag_of_words(texts, 256)), None),
+        tokens_of(texts, vocabulary).take(everything),
+        vocabulary,
+    )
+
+
+def make(name, vocabulary=None):
+    system, settings, _ = SYSTEMS[name]
+    size = WORDS if vocabulary is None else len(vocabulary)
+    if "bert" in settings:
+        settings = settings | {"bert": BERT | {"vocab_size": size}}
+    elif system != "heads":
+        settings = settings | {"words": size}
+    torch.manual_seed(0)
+    return build(system, **settings)
+
+
+def inputs(name, count=5):
+    generator = torch.Generator().manual_seed(1)
+    system, _, kind = SYSTEMS[name]
+    shape = {"global": (256,), "regions": (7, 256), "pixels": (3, 48, 48)}[kind]
+    images = torch.randn(count, *shape, generator=generator)
+    lengths = torch.tensor([7, 3, 5, 1, 7][:count]) if kind == "regions" else None
+    if system == "heads":
+        return images, lengths, torch.randn(count, 256, generator=generator), None
+    return (
+        images,
+        lengths,
+        torch.randint(4, WORDS, (count, 9), generator=generator),
+        torch.tensor([9, 2, 6, 4, 9][:count]),
+    )
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_methods_of_the_design(name):
+    model = make(name).eval()
+    assert isinstance(model, Matcher)
+    images, lengths, captions, caption_lengths = inputs(name)
+    with torch.no_grad():
+        a, b = model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths)
+        S = model.similarity(a, b[:3])
+        assert S.shape == (5, 3)
+        if model.dot_product:
+            torch.testing.assert_close(S, a @ b[:3].T)
+            torch.testing.assert_close(a.norm(dim=1), torch.ones(5))
+        assert torch.equal(a, model.encode_images(images, lengths))  # deterministic
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_items_do_not_depend_on_their_neighbours_order_or_padding(name):
+    model = make(name).double().eval()
+    images, lengths, captions, caption_lengths = inputs(name)
+    images = images.double()
+    captions = captions.double() if captions.is_floating_point() else captions
+    order = torch.tensor([3, 0, 4, 2, 1])
+    with torch.no_grad():
+        a, b = model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths)
+        shuffled = model.encode_images(images[order], None if lengths is None else lengths[order])
+        torch.testing.assert_close(shuffled, a[order], rtol=1e-8, atol=1e-10)
+        if caption_lengths is not None:
+            torch.testing.assert_close(model.encode_captions(captions[order], caption_lengths[order]), b[order])
+            spoilt = captions.clone()
+            spoilt[torch.arange(9) >= caption_lengths[:, None]] = 7  # lengths alone say what is padding
+            wider = torch.nn.functional.pad(spoilt, (0, 4), value=9)
+            torch.testing.assert_close(model.encode_captions(wider, caption_lengths), b, rtol=1e-8, atol=1e-10)
+        if lengths is not None:
+            spoilt = images.clone()
+            spoilt[torch.arange(7) >= lengths[:, None]] = 1e3
+            wider = torch.nn.functional.pad(spoilt, (0, 0, 0, 3), value=5.0)
+            torch.testing.assert_close(model.encode_images(wider, lengths), a, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_parameter_that_is_trained_gets_a_gradient(name):
+    model = make(name).train()
+    images, lengths, captions, caption_lengths = inputs(name)
+    S = model.similarity(model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths))
+    tercet.objective("nt-xent").on_similarity(S).backward()
+    without = [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert all("pooler" in key or ("pool." in key and "heads" in name) for key in without), without
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_it_learns_32_scenes_by_heart(name, full):
+    images, features, tokens, vocabulary = full
+    model = make(name, vocabulary)
+    captions, lengths = features if SYSTEMS[name][0] == "heads" else tokens
+    pictures = images[SYSTEMS[name][2]]
+    objective = tercet.objective("nt-xent", temperature=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(400):
+        S = model.train().similarity(model.encode_images(pictures), model.encode_captions(captions, lengths))
+        optimizer.zero_grad()
+        objective.on_similarity(S).backward()
+        optimizer.step()
+        if _ % 20 == 19:
+            with torch.no_grad():
+                model.eval()
+                S = model.similarity(model.encode_images(pictures), model.encode_captions(captions, lengths))
+                metrics = tercet.evaluate(S, torch.eye(32, dtype=torch.bool))
+            if metrics["i2t_r1"] == metrics["t2i_r1"] == 100:
+                return
+    raise AssertionError(f"R@1 {metrics['i2t_r1']} and {metrics['t2i_r1']} after 400 steps")
+
+
+def test_vsrn_learns_from_its_captioner_too(full):
+    images, _, (captions, lengths), vocabulary = full
+    torch.manual_seed(0)
+    model = build(
+        "vsrn",
+        image_dim=256,
+        joint_dim=32,
+        word_dim=16,
+        words=len(vocabulary),
+        captioner=True,
+        caption_dim=32,
+        caption_word_dim=16,
+        caption_length=40,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(30):
+        regions = model.reason(images["regions"], torch.full((32,), images["regions"].shape[1]))
+        loss = model.captioner.loss(regions, captions, lengths)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    assert model.region_head.weight.grad.abs().sum() > 0
+
+
+def test_a_backbones_batch_norm_never_moves():
+    model = build("vsepp", words=WORDS, backbone=RESNET, train_backbone=True, joint_dim=8, word_dim=4).train()
+    before = {key: t.clone() for key, t in model.state_dict().items() if "running" in key}
+    assert before
+    model.encode_images(torch.randn(4, 3, 48, 48) * 5 + 3)
+    assert all(torch.equal(t, model.state_dict()[key]) for key, t in before.items())
+    frozen = build("vsepp", words=WORDS, backbone=RESNET, joint_dim=8, word_dim=4).train()
+    frozen.encode_images(torch.randn(4, 3, 48, 48)).sum().backward()
+    assert all(p.grad is None for p in frozen.backbone.parameters())
+    assert frozen.image_head.weight.grad is not None
+
+
+def test_zeros_give_finite_gradients():
+    """Features of zeros, and captions that order similarity finds nothing wrong with."""
+    for name in ("vsepp", "vsepp, order", "vsrn, f30k", "vse-infinity, bigru", "heads"):
+        model = make(name)
+        images, _, captions, lengths = inputs(name)
+        S = model.similarity(model.encode_images(images * 0), model.encode_captions(captions, lengths))
+        tercet.objective("triplet-sh").on_similarity(S).backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_presets_are_the_published_hyper_parameters():
+    from tercet.models.catalogue import PRESETS
+
+    vsrn = build("vsrn-f30k", words=30, joint_dim=8, image_dim=6, caption_dim=5)
+    assert vsrn.settings.variant == "f30k"
+    assert vsrn.captioner is not None
+    assert build("vsepp-order", words=30).settings.measure == "order"
+    assert build("vse-infinity-butd-bigru", words=30).regions.linear.weight.shape == (1024, 2048)
+    assert build("vsepp-precomp", words=30).words.gru.hidden_size == 1024
+    assert build("vsepp-f30k", words=30, image_dim=12).backbone is None
+    for system, settings in PRESETS.values():
+        assert system in ("vsepp", "vsrn", "vse-infinity")
+        assert isinstance(settings, dict)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("vseppp", {}, r"no model 'vseppp' \(did you mean vsepp\?\)"),
+        ("vsepp", {"word": 3}, r"no setting 'word' \(did you mean words\?\)"),
+        ("vsepp", {"words": 3}, "give either image_dim, for precomputed features, or a backbone"),
+        ("vse-infinity", {"image_dim": 3}, "give either words, the size of a vocabulary, or bert"),
+        ("vsepp", {"image_dim": 3}, r"missing .*argument: 'words'"),
+    ],
+)
+def test_wrong_settings_are_told(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **settings)
+
+
+@pytest.mark.parametrize("name", ["vsepp", "vsrn, f30k", "vse-infinity, bigru", "heads, regions"])
+def test_bfloat16_autocast_works(name):
+    model = make(name)
+    images, lengths, captions, caption_lengths = inputs(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        S = model.similarity(model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths))
+    exact = model.similarity(model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths))
+    tercet.objective("triplet-sh").on_similarity(S.float()).backward()
+    assert (S.float() - exact).abs().max() < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["heads", "vsepp", "vsrn, f30k", "vse-infinity, bigru"])
+def test_compiled_it_gives_the_same(name, without_shape_checks):
+    model = make(name).eval()
+    images, lengths, captions, caption_lengths = inputs(name)
+    with torch.no_grad():
+        a, b = model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths)
+        torch.testing.assert_close(torch.compile(model.encode_images)(images, lengths), a, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.compile(model.encode_captions)(captions, caption_lengths), b, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_order_similarity_is_its_formula():
+    from tercet import similarity
+
+    random = np.random.default_rng(0)
+    images, captions = (torch.from_numpy(random.random((n, 6))).requires_grad_() for n in (4, 5))
+    S = similarity.order(images, captions)
+    for i in range(4):
+        for j in range(5):
+            gap = (captions[j] - images[i]).clamp(min=0)
+            assert S[i, j].item() == pytest.approx(-gap.norm().item())
+    assert torch.autograd.gradcheck(similarity.order, (images, captions))
+    small = similarity.BLOCK
+    try:
+        similarity.BLOCK = 40
+        torch.testing.assert_close(similarity.order(images, captions), S)
+    finally:
+        similarity.BLOCK = small
