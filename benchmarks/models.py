@@ -1,0 +1,125 @@
+"""Encoders of the systems beside the original formulation, training step and evaluation, in one run.
+
+    python benchmarks/models.py     # about fifteen minutes; writes benchmarks/results/models_<date>.md
+
+Published widths, 36 regions, captions of scenes with five an image; `benchmarks/originals.py` holds the original way,
+on the same weights and, in evaluation, without gradients. Contestants take turns; a figure is the median of its turns.
+"""
+
+import argparse
+import platform
+import statistics
+import time
+from datetime import date
+from pathlib import Path
+
+import torch
+from originals import ORIGINALS, evaluation_encoding
+
+from tercet.data.meetings import by_length
+from tercet.data.scenes import scenes
+from tercet.data.text.tokens import tokens_of
+from tercet.data.text.vocabulary import build_vocabulary
+from tercet.models import build
+from tercet.objectives import objective
+
+# system -> settings, shape of an image, pairs of a training step, images in evaluation, turns
+SYSTEMS = {
+    "vsepp": ({"image_dim": 4096}, (4096,), 128, 200, 7),
+    "vsrn": ({"variant": "f30k"}, (36, 2048), 16, 100, 2),
+    "vse-infinity": ({"image_dim": 2048}, (36, 2048), 32, 100, 3),
+}
+
+
+def pairs(images, texts):
+    vocabulary = build_vocabulary(texts, 1)
+    tokens = tokens_of(texts, vocabulary)
+    token_ids, lengths = tokens.take(torch.arange(len(texts)))
+    return vocabulary, tokens, token_ids, lengths
+
+
+def training_section(system):
+    settings, shape, batch, _, turns = SYSTEMS[system]
+    texts = scenes("train", batch).texts[::5]
+    vocabulary, _, token_ids, lengths = pairs(batch, texts)
+    order = lengths.argsort(descending=True)
+    token_ids, lengths = token_ids[order], lengths[order]
+    torch.manual_seed(0)
+    model = build(system, words=len(vocabulary), **settings).train()
+    images = torch.randn(batch, *shape)
+    full = torch.full((batch,), shape[0]) if len(shape) == 2 else None
+    encode_images, encode_captions = ORIGINALS[system]
+    hinge = objective("triplet-sh")
+
+    def original():
+        S = encode_images(model, images, full) @ encode_captions(model, token_ids, lengths).T
+        hinge.on_similarity(S).backward()
+
+    def ours():
+        S = model.similarity(model.encode_images(images, full), model.encode_captions(token_ids, lengths))
+        hinge.on_similarity(S).backward()
+
+    original_time, our_time = race(original, ours, turns)
+    return batch / original_time, batch / our_time
+
+
+def evaluation_section(system):
+    settings, shape, _, count, turns = SYSTEMS[system]
+    made = scenes("test", count)
+    vocabulary, tokens, token_ids, lengths = pairs(count, made.texts)
+    torch.manual_seed(0)
+    model = build(system, words=len(vocabulary), **settings).eval()
+    images, owners = torch.randn(count, *shape), torch.from_numpy(made.owners)
+
+    @torch.inference_mode()
+    def ours():
+        encoded = torch.cat([model.encode_images(part) for part in images.split(128)])
+        buckets = by_length(tokens.lengths(), 256)
+        captions = torch.cat([model.encode_captions(*tokens.take(bucket)) for bucket in buckets])
+        return encoded, captions[torch.cat(buckets).argsort()]
+
+    @torch.inference_mode()
+    def original():
+        return evaluation_encoding(system, model, images, owners, token_ids, lengths)
+
+    for a, b in zip(original(), ours(), strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=1e-3, atol=1e-4)
+    return race(original, ours, turns)
+
+
+def race(first, second, turns):
+    times = ([], [])
+    for turn in range(turns + 1):
+        for contestant, taken in zip((first, second), times, strict=True):
+            start = time.perf_counter()
+            contestant()
+            if turn:
+                taken.append(time.perf_counter() - start)
+    return tuple(statistics.median(taken) for taken in times)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS))
+    given = parser.parse_args()
+    lines = [
+        f"# Models, {date.today()}",
+        "",
+        f"`python benchmarks/models.py`, {torch.get_num_threads()} threads, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, float32; published widths, medians of interleaved turns.",
+        "",
+        "| system | training, ratio to the original | evaluation encoding, ratio to the original |",
+        "|---|---|---|",
+    ]
+    for system in given.systems:
+        original, ours = training_section(system)
+        original_time, our_time = evaluation_section(system)
+        lines.append(f"| {system} | **{ours / original:.2f}** | **{original_time / our_time:.2f}** |")
+        print(lines[-1], flush=True)
+    given.out.mkdir(exist_ok=True)
+    (given.out / f"models_{date.today()}.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

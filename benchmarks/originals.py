@@ -1,0 +1,116 @@
+"""The encoders as the original programs formulate them, on the weights of our models, so that outputs are equal.
+
+Written from their published descriptions: batches sorted by caption length and packed, regions in convolutions of
+width 1, GPO on every row of a batch with a sort along the region axis, one image for every caption in evaluation.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from tercet.models.gpo import LEAST, TEMPERATURE, position_codes
+
+
+def l2norm(x, dim=1):
+    return x / x.pow(2).sum(dim=dim, keepdim=True).sqrt()
+
+
+def gru_last(words, token_ids, lengths):
+    """VSE++, VSRN: lengths descending; pack, run, unpack, gather at the last word."""
+    packed = pack_padded_sequence(words.embedding(token_ids), lengths, batch_first=True)
+    states, lengths = pad_packed_sequence(words.gru(packed)[0], batch_first=True)
+    index = (lengths - 1).view(-1, 1, 1).expand(-1, 1, states.size(2))
+    return l2norm(torch.gather(states, 1, index).squeeze(1))
+
+
+def gpo(pool, features, lengths):
+    """Weights made anew for every row, then a sort along the axis of regions."""
+    longest = int(lengths.max())
+    codes = position_codes(longest, pool.code_dim).repeat(len(lengths), 1, 1)
+    mask = torch.arange(longest).expand(len(lengths), longest) < lengths[:, None]
+    packed = pack_padded_sequence(codes, lengths, batch_first=True, enforce_sorted=False)
+    states, _ = pad_packed_sequence(pool.gru(packed)[0], batch_first=True)
+    half = states.size(2) // 2
+    heights = pool.linear((states[:, :, :half] + states[:, :, half:]) / 2)
+    heights[mask == 0] = LEAST
+    weights = F.softmax(heights / TEMPERATURE, 1)
+    features = features[:, :longest].masked_fill(mask.unsqueeze(-1) == 0, LEAST)
+    ordered = features.sort(dim=1, descending=True)[0].masked_fill(mask.unsqueeze(-1) == 0, 0)
+    return (ordered * weights).sum(1)
+
+
+def nearly_unit(x):
+    return x / (x.pow(2).sum(dim=-1, keepdim=True).sqrt() + 1e-8)
+
+
+def vsepp_images(model, images, lengths):
+    return l2norm(model.image_head(images))
+
+
+def vsepp_captions(model, token_ids, lengths):
+    return gru_last(model.words, token_ids, lengths)
+
+
+def vsrn_images(model, images, lengths):
+    regions = model.region_head(images)
+    if model.settings.variant != "f30k":
+        regions = l2norm(regions)
+    v = regions.permute(0, 2, 1)
+    for block in model.blocks:
+        theta, phi, g = (
+            F.conv1d(v, part.weight.unsqueeze(-1), part.bias) for part in (block.theta, block.phi, block.g)
+        )
+        affinity = torch.matmul(theta.permute(0, 2, 1), phi) / v.size(2)
+        y = torch.matmul(affinity, g.permute(0, 2, 1)).permute(0, 2, 1).contiguous()
+        y = F.conv1d(y, block.out.weight.unsqueeze(-1), block.out.bias)
+        v = block.norm(y) + v
+    regions = l2norm(v.permute(0, 2, 1))
+    _, hidden = model.reader(regions)
+    embedded = hidden[0] if model.final_norm is None else model.final_norm(hidden[0])
+    return l2norm(embedded)
+
+
+def vse_infinity_images(model, images, lengths):
+    regions = model.regions
+    count, number, _ = images.shape
+    hidden = regions.hidden(images.reshape(count * number, -1)).view(count, number, -1)
+    return nearly_unit(gpo(regions.pool, regions.linear(images) + hidden, lengths))
+
+
+def vse_infinity_captions(model, token_ids, lengths):
+    words = model.captions.words
+    packed = pack_padded_sequence(words.embedding(token_ids), lengths, batch_first=True)
+    states, lengths = pad_packed_sequence(words.gru(packed)[0], batch_first=True)
+    half = states.size(2) // 2
+    states = (states[:, :, :half] + states[:, :, half:]) / 2
+    return nearly_unit(gpo(model.captions.pool, states, lengths))
+
+
+# system -> how the original encodes images and captions
+ORIGINALS = {
+    "vsepp": (vsepp_images, vsepp_captions),
+    "vsrn": (vsrn_images, vsepp_captions),
+    "vse-infinity": (vse_infinity_images, vse_infinity_captions),
+}
+
+
+def evaluation_encoding(system, model, images, owners, token_ids, lengths, batch_size=128):
+    """All pairs of a split in batches sorted by length: an image is encoded for each of its captions.
+
+    Results go to float64 arrays by caption, from which every fifth row of the images is taken.
+    """
+    encode_images, encode_captions = ORIGINALS[system]
+    all_images, all_captions = None, None
+    for batch in torch.arange(len(owners)).split(batch_size):
+        batch = batch[lengths[batch].argsort(descending=True)]
+        pixels = torch.stack([images[owner] for owner in owners[batch].tolist()])
+        full = torch.full((len(batch),), images.shape[1]) if images.ndim == 3 else None
+        longest = int(lengths[batch].max())
+        a = encode_images(model, pixels, full)
+        b = encode_captions(model, token_ids[batch, :longest], lengths[batch])
+        if all_images is None:
+            all_images = torch.zeros(len(owners), a.size(1), dtype=torch.float64)
+            all_captions = torch.zeros(len(owners), b.size(1), dtype=torch.float64)
+        all_images[batch], all_captions[batch] = a.double(), b.double()
+    firsts = torch.searchsorted(owners, torch.arange(int(owners.max()) + 1))
+    return all_images[firsts], all_captions
