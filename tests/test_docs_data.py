@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.data.formats.test_butd import line as butd_line
 from tests.data.sets import picture
 
 PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
@@ -26,6 +30,12 @@ def workplace(tmp_path, monkeypatch):
         (tmp_path / "images" / f"{name}.jpg").write_bytes(picture(seed))
     for place in ("photos/train/beach.jpg", "photos/test/park.jpg"):
         (tmp_path / place).write_bytes(picture(9))
+    lines = [butd_line(name, np.full((3, 4), 9.0), np.ones((3, 8))) for name in ("beach", "park")]
+    (tmp_path / "trainval_36.tsv").write_text("".join(lines))
+    (tmp_path / "hub_download").mkdir()
+    cells = [{"bytes": picture(n), "path": f"{n}.jpg"} for n in range(2)]
+    rows = pa.table({"image": cells, "caption": [["a dog"], ["a cat"]]})
+    pq.write_table(rows, tmp_path / "hub_download" / "train-00000-of-00001.parquet")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tercet.contracts import Matcher, Objective
-from tercet.data.batches import paired_batches
-from tercet.data.meetings import batches_per_epoch
+from tercet.data.batches import Batches
+from tercet.data.meetings import batches_per_epoch, paired_meetings
 from tercet.data.pairs import PairedData, feature_dims
 from tercet.evaluation import evaluate
 from tercet.models.heads import Heads, HeadsSettings
@@ -30,6 +30,8 @@ class TrainSettings:
     joint_dim: int = 256
     epochs: int = 6
     batch_size: int = 128
+    ignore_equal_text: bool = False
+    """A caption that stands word for word under another image too is no negative of that image."""
     learning_rate: float = 2e-3
     """Peak of a one-epoch warm-up and a cosine to 0, the same for every objective and chosen by no result."""
 
@@ -44,16 +46,18 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     per_epoch = batches_per_epoch(data.owners, settings.batch_size)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up_then_cosine(per_epoch, per_epoch * settings.epochs))
+    batches = Batches(data, ignore_equal_text=settings.ignore_equal_text)
     for epoch in range(settings.epochs):
-        for batch in paired_batches(data, settings.batch_size, seed=settings.seed, epoch=epoch):
+        meetings = paired_meetings(data.owners, settings.batch_size, seed=settings.seed, epoch=epoch)
+        for batch in batches.run(meetings):
             similarity = model.similarity(model.encode_images(batch.images), model.encode_captions(batch.captions))
             positives = batch.positives()
             optimizer.zero_grad()
-            similarity.backward(objective.pair_gradient(similarity, positives))
+            similarity.backward(objective.pair_gradient(similarity, positives, batch.ignored))
             optimizer.step()
             schedule.step()
             with torch.no_grad():
-                after_step(objective.monitor(similarity, positives).item())
+                after_step(objective.monitor(similarity, positives, batch.ignored).item())
     return model
 
 

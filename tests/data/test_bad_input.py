@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, features
 
 from tercet.data.formats import FORMATS, open_data
 from tercet.data.pictures import PictureFile, open_picture
@@ -32,7 +32,7 @@ def bomb() -> bytes:
 
 
 BAD_PICTURES = {
-    "truncated": (picture()[:-150], "damaged image"),
+    "truncated": (picture()[:-150], "damaged or unfit image"),
     "zero bytes": (b"", "the file is empty"),
     "text": (b"I am no picture at all", "not an image that Pillow knows"),
     "bomb": (bomb(), "pixels"),
@@ -50,15 +50,34 @@ def test_bad_pictures_are_named(name, tmp_path):
     assert str(file) in str(told.value)
 
 
+def test_sixteen_bits_of_grey_keep_their_shades_and_fractions_are_refused(tmp_path):
+    shades = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+    Image.fromarray(shades).save(tmp_path / "x.png")
+    opened = np.asarray(open_picture(PictureFile(tmp_path / "x.png")))[..., 0]
+    assert np.array_equal(opened, shades >> 8)
+    Image.fromarray(np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)).save(tmp_path / "x.tiff")
+    with pytest.raises(ValueError, match=r"x\.tiff: .*fractions"):
+        open_picture(PictureFile(tmp_path / "x.tiff"))
+
+
 def test_a_missing_picture_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"gone\.jpg: cannot be read: No such file"):
         open_picture(PictureFile(tmp_path / "gone.jpg"))
 
 
 @settings(max_examples=200, deadline=None)
-@given(position=st.integers(0, 600), value=st.integers(0, 255), cut=st.integers(0, 700))
-def test_a_damaged_picture_opens_or_is_a_value_error(position, value, cut):
-    content = bytearray(picture(3))
+@given(
+    kind=st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "AVIF"]),
+    position=st.integers(0, 600),
+    value=st.integers(0, 255),
+    cut=st.integers(0, 700),
+)
+def test_a_damaged_picture_opens_or_is_a_value_error(kind, position, value, cut):
+    if kind in ("WEBP", "AVIF") and not features.check(kind.lower()):
+        kind = "PNG"
+    stream = io.BytesIO()
+    Image.open(io.BytesIO(picture(3))).save(stream, format=kind)
+    content = bytearray(stream.getvalue())
     content[position % len(content)] = value
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.jpg"

@@ -214,6 +214,8 @@ def test_all_tokens_of_a_word_share_its_fate_and_signs_stay():
 
 
 def test_wrong_sizes_are_told():
+    with pytest.raises(ValueError, match="11 items do not fill one batch of 12"):
+        paired_meetings(OWNERS, 12, seed=0, epoch=0)
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="batch_size must be at least 1"):
             paired_meetings(OWNERS, wrong, seed=0, epoch=0)

@@ -72,7 +72,7 @@ def test_a_summary_reads_every_feature(tmp_path):
     features = np.arange(16, dtype=np.float32).reshape(2, 8)
     features[1, 3] = np.inf
     np.save(folder / "test_ims.npy", features)
-    assert any("item 1: NaN or infinity" in fault for fault in summarise(open_data(folder)).faults)
+    assert any("row 1: NaN or infinity" in fault for fault in summarise(open_data(folder)).faults)
     # Rows that differ where they should be repeated, past the ones that are looked at when a folder is opened.
     rows = np.arange(100, dtype=np.float32).repeat(2)[:, None].repeat(3, axis=1)
     rows[7] += 0.5

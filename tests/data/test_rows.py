@@ -75,6 +75,14 @@ def test_several_arrays_are_one(tmp_path):
     assert np.array_equal(rows.take(items)[0].numpy(), np.concatenate(parts)[items.numpy()])
 
 
+def test_a_read_only_file_is_mapped_without_a_word(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((3, 2), dtype=np.float32))
+    (tmp_path / "x.npy").chmod(0o400)
+    array = map_array(tmp_path / "x.npy", (2,))
+    assert not array.flags.writeable
+    assert Rows((array,), "x").take(torch.tensor([1]))[0].tolist() == [[1.0, 1.0]]
+
+
 def test_nan_is_told_with_its_row():
     array = np.zeros((5, 4, 3), dtype=np.float32)
     array[3, 1, 2] = np.nan

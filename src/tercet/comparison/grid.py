@@ -38,7 +38,14 @@ def compare(**settings: Any) -> Comparison:
     with _progress() as progress:
         for name, (built, source) in objectives.items():
             for seed in range(grid.seeds):
-                run = TrainSettings(name, built.settings, source, seed=seed, epochs=grid.epochs)
+                run = TrainSettings(
+                    name,
+                    built.settings,
+                    source,
+                    seed=seed,
+                    epochs=grid.epochs,
+                    ignore_equal_text=grid.ignore_equal_text,
+                )
                 results[name].append(_finished_or_new(built, run, training, held_out, checksum, grid.runs, progress))
     comparison = Comparison(results, {"data": training.name, "scenes": grid.scenes, "epochs": grid.epochs})
     comparison.save(grid.runs)

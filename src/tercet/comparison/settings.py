@@ -19,6 +19,8 @@ class CompareSettings:
     """Passes over the training captions, the same number of steps for every objective."""
     scenes: int = 3000
     """Training scenes; a third as many held-out scenes are evaluated."""
+    ignore_equal_text: bool = False
+    """A caption that stands word for word under another image too is no negative of that image."""
     runs: Path = Path("runs")
     """Where run folders and the table go."""
 

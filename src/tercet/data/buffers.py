@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-KEPT = 6  # arrays; what is lent out beyond that is forgotten when it comes back
+KEPT = 6  # arrays, and no more than KEPT_BYTES of them; what is lent out beyond that is forgotten when it comes back
+KEPT_BYTES = 512 << 20
 
 
 class Buffers:
@@ -30,6 +31,8 @@ class Buffers:
             if array is None:
                 array = np.empty(size, dtype=np.uint8)
                 self._arrays = [*self._arrays[-KEPT + 1 :], array]
+                while sum(map(len, self._arrays)) > KEPT_BYTES:
+                    self._arrays = self._arrays[1:]
             return torch.from_numpy(array)[:size].view(dtype).view(shape)
 
     def _free(self, size: int) -> np.ndarray | None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tercet.data.dataset import DataSet, first_captions, only_splits
+from tercet.data.dataset import DataSet, first_captions, only_splits, without_bad_features
 from tercet.data.faults import Faults
 from tercet.data.features.encoders import image_encoder, text_encoder
 from tercet.data.features.extract import Watch, extract
@@ -28,7 +28,7 @@ def inspect(settings: Inspect) -> None:
     )
     with _progress() as progress:
         summary = summarise(data, lambda what, total: _bar(progress, what, total))
-    _print(data, summary, Console())
+    _print(data, summary, Console(emoji=False))
     if summary.faults:
         sys.exit(1)
 
@@ -47,6 +47,7 @@ def convert(settings: Convert) -> None:
         skip_bad=settings.skip_bad,
     )
     data = data if settings.first_captions is None else first_captions(data, settings.first_captions)
+    data = without_bad_features(data, Faults(skip=settings.skip_bad))
     write = {"precomp": write_precomp, "parquet": write_parquet}[settings.to]
     with _progress() as progress:
         total = sum(len(split.image_names) for split in data.splits.values())
@@ -59,12 +60,13 @@ def _convert_butd(settings: Convert) -> None:
         raise ValueError(f"{settings.path} holds regions but no captions: give --captions DATA as well")
     if settings.to != "precomp":
         raise ValueError("a BUTD .tsv is converted to a precomp folder; convert that one on")
-    file, faults = Path(settings.path), Faults(skip=settings.skip_bad)
+    files, faults = butd.files_of(Path(settings.path)), Faults(skip=settings.skip_bad)
     captions = open_data(settings.captions, images=settings.images, skip_bad=settings.skip_bad)
     captions = captions if settings.first_captions is None else first_captions(captions, settings.first_captions)
     with _progress() as progress:
-        butd.convert([file], captions, settings.target, faults, _bar(progress, file.name, 2 * file.stat().st_size))
-    _tell(settings.target, [*captions.skipped, *faults.listed], [])
+        total = 2 * sum(file.stat().st_size for file in files)
+        remarks = butd.convert(files, captions, settings.target, faults, _bar(progress, "reading regions", total))
+    _tell(settings.target, [*captions.skipped, *faults.listed], remarks)
 
 
 def features(settings: Features) -> None:
@@ -110,7 +112,7 @@ def _print(data: DataSet, summary: Summary, console: Console) -> None:
         table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
     for name, row in summary.splits.items():
         table.add_row(
-            name,
+            _shown(name),
             f"{row.images:,}",
             f"{row.captions:,}",
             _range(*row.captions_each),
@@ -123,17 +125,24 @@ def _print(data: DataSet, summary: Summary, console: Console) -> None:
     console.print(legend, style="dim", soft_wrap=True)
     for name, row in summary.splits.items():
         if row.features != "none" or row.caption_features != "none":
-            console.print(f"{name}: features {row.features}; of captions {row.caption_features}", highlight=False)
+            console.print(
+                f"{_shown(name)}: features {row.features}; of captions {row.caption_features}", highlight=False
+            )
     for first, second, what, count in summary.shared:
-        console.print(f"{first} and {second} share {count:,} {what}", style="yellow", highlight=False)
+        console.print(f"{_shown(first)} and {_shown(second)} share {count:,} {what}", style="yellow", highlight=False)
     for remark in summary.remarks:
-        console.print(escape(remark), style="yellow", highlight=False)
+        console.print(_shown(remark), style="yellow", highlight=False)
     console.print("\n[bold]Examples[/]")
     for split, image, texts in summary.examples:
-        console.print(f"  {escape(image)} [dim]({split})[/]", highlight=False)
+        console.print(f"  {_shown(image)} [dim]({_shown(split)})[/]", highlight=False, soft_wrap=True)
         for text in texts[:5]:
-            console.print(f"    {escape(text)}", highlight=False, soft_wrap=True)
+            console.print(f"    {_shown(text)}", highlight=False, soft_wrap=True)
     _print_faults(summary.faults, console)
+
+
+def _shown(text: str) -> str:
+    """As it is, but for what would move the cursor or be taken for markup."""
+    return escape("".join(sign if sign.isprintable() or sign == "\t" else "\ufffd" for sign in text))
 
 
 def _range(least: int, middle: float, most: int) -> str:
@@ -146,7 +155,7 @@ def _print_faults(faults: list[str], console: Console) -> None:
         return
     console.print(f"\n[bold red]{len(faults):,} faults[/]")
     for fault in faults[:LISTED]:
-        console.print(f"  {escape(fault)}", highlight=False, soft_wrap=True)
+        console.print(f"  {_shown(fault)}", highlight=False, soft_wrap=True)
     if len(faults) > LISTED:
         console.print(f"  and {len(faults) - LISTED:,} more")
 

@@ -1,5 +1,6 @@
 """A data set: splits of images and captions, whatever format they came from."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from tercet.data.faults import Faults
 from tercet.data.pictures import Pictures
 from tercet.data.rows import Rows
 
@@ -27,6 +29,14 @@ SPLIT_NAMES = {
     "testing": "test",
     "testall": "testall",
 }
+
+
+def split_name(given: object) -> str:
+    """The one name for what people call it. It becomes part of file names: `ValueError` where it cannot."""
+    name = given.strip() if isinstance(given, str) else ""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"expected the name of a split such as train, val or test, got {given!r}")
+    return SPLIT_NAMES.get(name.lower(), name)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ class Split:
             raise ValueError("owners must ascend: the captions of an image stand together, in the order of the images")
         if len(set(self.image_names)) < len(self.image_names):
             raise ValueError("an image is named twice")
+        if (self.captions_each() == 0).any():
+            raise ValueError(f"image {self.image_names[int(self.captions_each().argmin())]} has no caption")
         for part, count in (
             (self.pictures, len(self.image_names)),
             (self.features, len(self.image_names)),
@@ -80,7 +92,7 @@ class DataSet:
 
     def split(self, name: str) -> Split:
         """A split by name; `train+restval` joins two, as COCO's users do."""
-        parts = [SPLIT_NAMES.get(part, part) for part in name.split("+")]
+        parts = [SPLIT_NAMES.get(part.lower(), part) for part in name.split("+")]
         for part in parts:
             if part not in self.splits:
                 near = get_close_matches(part, self.splits, n=1)
@@ -91,9 +103,25 @@ class DataSet:
         return join([self.splits[part] for part in parts])
 
 
+def without_bad_features(data: DataSet, faults: Faults) -> DataSet:
+    """Every feature is read; an image with NaN or infinity in any of its own is reported, and left out if wanted."""
+    splits = {}
+    for name, split in data.splits.items():
+        bad: set[int] = set()
+        for rows, of_captions in ((split.features, False), (split.boxes, False), (split.caption_features, True)):
+            for item in rows.bad_items() if rows is not None else ():
+                assert rows is not None
+                faults.found(f"{rows.place}, row {rows.row(item)}", "NaN or infinity")
+                bad.add(int(split.owners[item]) if of_captions else item)
+        kept = np.array([image for image in range(len(split.image_names)) if image not in bad], dtype=np.int64)
+        if len(kept):
+            splits[name] = split if not bad else only(split, kept)
+    return DataSet(data.path, data.format, splits, [*data.skipped, *faults.listed])
+
+
 def only_splits(data: DataSet, names: Sequence[str]) -> DataSet:
     """The data set with these splits alone."""
-    made = {SPLIT_NAMES.get(name, name): data.split(name) for name in names}
+    made = {SPLIT_NAMES.get(name.lower(), name): data.split(name) for name in names}
     return DataSet(data.path, data.format, made, data.skipped)
 
 

@@ -36,6 +36,8 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{file}, line {error.lineno}: not JSON: {error.msg}") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise ValueError(f"{file}: not JSON that can be read: {error}") from error
     except RecursionError as error:
         raise ValueError(f"{file}: not JSON that can be read: nested too deeply") from error
 
@@ -46,4 +48,6 @@ def no_caption(text: object) -> str | None:
         return f"a caption must be text, got {type(text).__name__}"
     if not text.strip():
         return "empty caption"
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        return "half of a sign (a lone surrogate), which cannot be written as UTF-8"
     return None

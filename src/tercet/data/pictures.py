@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
@@ -61,16 +62,23 @@ def open_picture(source: Picture) -> Image.Image:
         raise ValueError(f"{source}: the file is empty (0 bytes)")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the size is checked below; odd metadata is no fault of the pixels
-            picture = Image.open(io.BytesIO(content))
-            width, height = picture.size
-            if width * height > LARGEST:
-                raise ValueError(f"{source}: {width} x {height} pixels; more than {LARGEST:,} are not decoded")
-            return ImageOps.exif_transpose(picture).convert("RGB")
+            warnings.simplefilter("ignore")  # the size is checked here; odd metadata is no fault of the pixels
+            return _decoded(content)
     except UnidentifiedImageError as error:
         raise ValueError(f"{source}: not an image that Pillow knows") from error
     except Image.DecompressionBombError as error:
         raise ValueError(f"{source}: too many pixels: {error}") from error
-    except (OSError, SyntaxError, EOFError, IndexError, TypeError, KeyError, AttributeError, MemoryError) as error:
-        # Pillow's decoders raise many kinds on damaged files.
-        raise ValueError(f"{source}: damaged image: {error}") from error
+    except Exception as error:  # decoders raise whatever comes on damaged files
+        raise ValueError(f"{source}: damaged or unfit image: {error or type(error).__name__}") from error
+
+
+def _decoded(content: bytes) -> Image.Image:
+    picture: Image.Image = Image.open(io.BytesIO(content))
+    width, height = picture.size
+    if width * height > LARGEST:
+        raise ValueError(f"{width} x {height} pixels; more than {LARGEST:,} are not decoded")
+    if picture.mode == "F":
+        raise ValueError("its pixels are fractions, of which black and white are not known")
+    if picture.mode.startswith("I"):  # 16 bits of grey; Pillow would cut them off at white
+        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
+    return ImageOps.exif_transpose(picture).convert("RGB")

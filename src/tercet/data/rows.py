@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,11 @@ HASHED_ROWS = 256
 FLOATS = (np.float16, np.float32, np.float64)  # of this machine's byte order
 
 _BUFFERS = Buffers()
+
+with warnings.catch_warnings():
+    # torch warns once that a tensor of read-only memory could be written to. Ours are only read from.
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.frombuffer(b"0", dtype=np.uint8))
 
 
 @dataclass(frozen=True)
@@ -71,11 +77,11 @@ class Rows:
     def _gather(self, index: Int[Tensor, " item"]) -> Tensor:
         if len(self.arrays) == 1:
             return _select(torch.from_numpy(self.arrays[0]), index)
-        taken = torch.empty((len(index), *self.shape[1:]), dtype=torch.from_numpy(self.arrays[0][:0]).dtype)
+        taken = _BUFFERS.lend((len(index), *self.shape[1:]), torch.from_numpy(self.arrays[0][:0]).dtype)
         start = 0
         for array in self.arrays:
             here = ((index >= start) & (index < start + len(array))).nonzero().flatten()
-            taken[here] = torch.from_numpy(array).index_select(0, index[here] - start)
+            taken.index_copy_(0, here, _select(torch.from_numpy(array), index[here] - start))
             start += len(array)
         return taken
 
@@ -85,16 +91,29 @@ class Rows:
             first = bad[0]
             raise ValueError(f"{self.place}, row {int(index[first])} (item {int(items[first])}): NaN or infinity")
 
+    def row(self, item: int) -> int:
+        """Its row in the file."""
+        return item if self.index is None else int(self.index[item])
+
+    def bad_items(self) -> Iterator[int]:
+        """Items with NaN or infinity. Reads everything."""
+        for start, block in self.blocks(np.arange(len(self))):
+            yield from (start + np.flatnonzero(~np.isfinite(block.reshape(len(block), -1)).all(axis=1))).tolist()
+
     def only(self, items: Int[np.ndarray, " kept"]) -> "Rows":
         index = items if self.index is None else self.index[items]
         return Rows(self.arrays, self.place, index, None if self.lengths is None else self.lengths[items])
 
-    def checksum(self) -> str:
-        """Of the numbers as items see them; of a large array, of evenly spaced rows."""
+    def checksum(self, *, whole: bool = False) -> str:
+        """Of the numbers as items see them; of a large array, of evenly spaced rows unless the whole is wanted."""
         digest = hashlib.sha256(repr((self.shape, str(self.dtype))).encode())
+        if whole:
+            for _, block in self.blocks(np.arange(len(self))):
+                digest.update(np.ascontiguousarray(block).tobytes())
+            return digest.hexdigest()
         for array in self.arrays:
-            whole = array.nbytes <= HASHED_WHOLE
-            rows = array if whole else array[np.linspace(0, len(array) - 1, HASHED_ROWS).astype(np.int64)]
+            small = array.nbytes <= HASHED_WHOLE
+            rows = array if small else array[np.linspace(0, len(array) - 1, HASHED_ROWS).astype(np.int64)]
             digest.update(np.ascontiguousarray(rows).tobytes())
         for positions in (self.index, self.lengths):
             digest.update(b"-" if positions is None else positions.astype(np.int64).tobytes())
@@ -131,8 +150,7 @@ def _select(rows: Tensor, index: Int[Tensor, " item"]) -> Tensor:
 def map_array(file: Path, axes: tuple[int, ...]) -> np.ndarray:
     """A `.npy` file of floats with one of these numbers of axes, mapped and not read."""
     try:
-        # "c": private pages. torch wants memory it could write to; nothing is ever written, and no file changes.
-        array = np.load(file, mmap_mode="c", allow_pickle=False)
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise ValueError(f"{file}: there is no such file") from None
     except (ValueError, EOFError, OSError) as error:

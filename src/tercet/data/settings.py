@@ -31,7 +31,7 @@ class Convert:
     """Write a data set as a precomp folder or as Parquet. The target appears whole or not at all."""
 
     path: tyro.conf.Positional[str]
-    """A file or folder that `tercet data inspect` knows, or a BUTD .tsv of boxes and features (with --captions)."""
+    """A file or folder that `tercet data inspect` knows, or BUTD's .tsv, one or a folder of them (with --captions)."""
     target: tyro.conf.Positional[Path]
     """A folder that does not exist yet."""
     to: Literal["precomp", "parquet"] = "precomp"

@@ -63,6 +63,9 @@ def summarise(data: DataSet, watch: Watch = lambda what, total: lambda items: No
         if split.features is not None:
             advance = watch(f"features of {name}", len(split.features))
             contents[name]["feature rows"] = _features(name, split.features, summary, advance)
+        for rows in (split.boxes, split.caption_features):
+            if rows is not None:
+                summary.faults += [f"{rows.place}, row {rows.row(item)}: NaN or infinity" for item in rows.bad_items()]
         summary.splits[name] = _row(split)
     _compare(contents, summary)
     summary.examples = list(_examples(data))
@@ -125,7 +128,9 @@ def _features(name: str, rows: Rows, summary: Summary, advance: Callable[[int], 
     zero = 0
     for start, block in rows.blocks(np.arange(len(rows))):
         bad = ~np.isfinite(block.reshape(len(block), -1)).all(axis=1)
-        summary.faults += [f"{rows.place}, item {start + item}: NaN or infinity" for item in np.flatnonzero(bad)]
+        summary.faults += [
+            f"{rows.place}, row {rows.row(start + int(item))}: NaN or infinity" for item in np.flatnonzero(bad)
+        ]
         zero += int((~block.reshape(len(block), -1).any(axis=1)).sum())
         seen.update(hashlib.sha256(row.tobytes()).hexdigest() for row in block)
         advance(len(block))
@@ -159,8 +164,12 @@ def _compare(contents: dict[str, dict[str, Counter[str]]], summary: Summary) -> 
 def _examples(data: DataSet) -> Iterator[tuple[str, str, list[str]]]:
     """One of each split, three in all."""
     places = [(name, split) for name, split in data.splits.items() if split.image_names]
+    seen = set()
     for number in range(EXAMPLES):
         name, split = places[number % len(places)]
         image = (len(split.image_names) - 1) * number // max(1, EXAMPLES - 1)
+        if (name, image) in seen:
+            continue
+        seen.add((name, image))
         texts = [split.texts[caption] for caption in np.flatnonzero(split.owners == image)]
         yield name, split.image_names[image], texts

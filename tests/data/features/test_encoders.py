@@ -143,6 +143,33 @@ def test_other_weights_are_another_revision(saved):
     assert first["revision"] != second["revision"]
 
 
+def test_another_tokenizer_is_seen(saved, tmp_path):
+    import shutil
+
+    shutil.copytree(saved[0] / "bert", tmp_path / "bert")
+    file = tmp_path / "bert" / "tokenizer.json"
+    content = file.read_text()
+    swapped = content.replace('"dog"', '"?"').replace('"cat"', '"dog"').replace('"?"', '"cat"')
+    assert swapped != content
+    file.write_text(swapped)
+    first, second = (text_encoder(str(root / "bert")).about for root in (saved[0], tmp_path))
+    assert first["revision"] == second["revision"]
+    assert first["preprocessing"] != second["preprocessing"]
+
+
+def test_models_saved_in_bfloat16_give_float32(saved, pictures, tmp_path):
+    import transformers as t
+
+    t.ViTModel(saved[1]["vit"].config).to(torch.bfloat16).save_pretrained(tmp_path / "vit")
+    save_processor(tmp_path / "vit")
+    assert encode(image_encoder(str(tmp_path / "vit")), pictures).dtype == torch.float32
+
+
+def test_a_slip_is_told_before_any_hub_is_asked():
+    with pytest.raises(ValueError, match=r"no encoder 'efficientnet_lite2'; did you mean efficientnet-lite2"):
+        image_encoder("efficientnet_lite2")
+
+
 def test_unknown_models_are_one_line():
     for make in (image_encoder, text_encoder):
         with pytest.raises(ValueError, match="no model 'nobody/nothing', neither on this machine nor on the hub"):

@@ -64,6 +64,36 @@ def test_what_is_there_is_kept_and_what_was_made_otherwise_is_refused(data, tmp_
         extract(data, tmp_path / "out", Means(), BagOfWords(), dtype="float16")
 
 
+@pytest.mark.parametrize("name", ["train_ims.npy", "dev_txt.npy", "test_caps.txt"])
+def test_a_lost_or_altered_file_is_seen(data, tmp_path, name):
+    extract(data, tmp_path / "out", Means(), BagOfWords())
+    content = bytearray((tmp_path / "out" / name).read_bytes())
+    content[-2] ^= 1
+    (tmp_path / "out" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is missing or was changed since it was made"):
+        extract(data, tmp_path / "out", Means(), BagOfWords())
+    (tmp_path / "out" / name).unlink()
+    with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+        extract(data, tmp_path / "out", Means(), BagOfWords())
+
+
+def test_numbers_too_large_for_their_type_are_told(data, tmp_path):
+    class Large(Means):
+        def encode(self, pixels):
+            return super().encode(pixels) * 1e6
+
+    with pytest.raises(ValueError, match="too large for float16"):
+        extract(data, tmp_path / "out", Large(), None, dtype="float16")
+
+
+def test_a_damaged_manifest_is_named(data, tmp_path):
+    extract(data, tmp_path / "out", Means(), None)
+    for content in ("[1]", "{"):
+        (tmp_path / "out" / "features.json").write_text(content)
+        with pytest.raises(ValueError, match=r"features\.json"):
+            extract(data, tmp_path / "out", Means(), None)
+
+
 def test_a_changed_picture_is_seen(data, tmp_path):
     extract(data, tmp_path / "out", Means(), None)
     (tmp_path / "images" / "a.jpg").write_bytes((tmp_path / "images" / "b.jpg").read_bytes())
@@ -108,7 +138,7 @@ def test_an_encoder_that_gives_nan_is_told(data, tmp_path):
         def encode(self, pixels):
             return super().encode(pixels) * torch.nan
 
-    with pytest.raises(ValueError, match="the encoder gave NaN or infinity for the items"):
+    with pytest.raises(ValueError, match="train_ims: NaN, or too large for float32, for the items"):
         extract(data, tmp_path / "out", Broken(), None)
 
 

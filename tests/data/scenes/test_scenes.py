@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from tercet.data.formats import open_data
 from tercet.data.pairs import paired
@@ -56,6 +57,34 @@ def test_truth_is_what_loops_over_meanings_say(small):
     for scene in range(60):
         for caption in range(0, 300, 3):
             assert found[scene, caption] == loop_truth(small.world, small.claims, scene, caption)
+
+
+def test_the_truth_of_a_batch_is_a_part_of_the_whole(small):
+    images, captions = torch.tensor([5, 59, 0]), torch.tensor([7, 299, 120, 7])
+    assert np.array_equal(small.truth(images, captions).numpy(), small.true_pairs[np.ix_(images, captions)])
+
+
+def test_nothing_hides_another():
+    boxes = scenes("train", 300).world.boxes()
+    for a, b in itertools.combinations(range(w.MOST_THINGS), 2):
+        apart = (boxes[:, a, 2:] <= boxes[:, b, :2] + 1e-9) | (boxes[:, b, 2:] <= boxes[:, a, :2] + 1e-9)
+        empty = (boxes[:, a, 0] == boxes[:, a, 2]) | (boxes[:, b, 0] == boxes[:, b, 2])
+        assert (apart.any(axis=1) | empty).all()
+
+
+@pytest.mark.slow
+def test_the_difficulty_is_what_it_was_set_to():
+    """On triplet-sh alone: R@1 between 30 and 70 both ways, with the default heads, on validation scenes."""
+    from tercet.objectives import objective
+    from tercet.training import TrainSettings, evaluate_model, train
+
+    data = open_data("scenes")
+    model = train(
+        objective("triplet-sh"), paired("scenes", data.split("train")), TrainSettings("triplet-sh"), lambda h: None
+    )
+    metrics = evaluate_model(model, paired("scenes", data.split("val")))
+    assert 30 < metrics["t2i_r1"] < 70
+    assert 30 < metrics["i2t_r1"] < 70
 
 
 def test_every_caption_is_true_of_its_own_scene_and_many_of_others():

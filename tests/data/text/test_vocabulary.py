@@ -56,6 +56,24 @@ def test_the_json_of_scan_bfan_and_vse_infinity(tmp_path):
         import_vocabulary(file)
 
 
+@pytest.mark.parametrize("numbers", [{"a": [1]}, {"a": "0", "b": 1}, {"a": None, "b": 1}])
+def test_numbers_that_are_none_are_told(tmp_path, numbers):
+    file = tmp_path / "v.json"
+    file.write_text(json.dumps({"word2idx": numbers}))
+    with pytest.raises(ValueError, match="expected whole numbers"):
+        import_vocabulary(file)
+
+
+def test_the_published_leak_by_option():
+    from tercet.data.formats import open_data
+    from tercet.data.text.vocabulary import vocabulary_of
+
+    data = open_data("scenes:12")
+    train, leaked = vocabulary_of(data, least_count=1), vocabulary_of(data, ("train", "val", "test"), least_count=1)
+    assert set(train.words) < set(leaked.words)
+    assert train == build_vocabulary(data.split("train").texts, 1)
+
+
 @pytest.fixture
 def authors_class():
     """A class `vocab.Vocabulary`, as the authors' pickles were made from."""
@@ -118,6 +136,28 @@ def test_a_hostile_pickle_is_refused_by_name_and_nothing_runs(name, protocol, tm
     with pytest.raises(ValueError, match=message):
         import_vocabulary(file)
     assert not (tmp_path / "hacked").exists()
+
+
+def test_a_pickle_cannot_write_to_what_it_is_given(tmp_path):
+    from tercet.data.text import authors
+
+    before = dict(vars(authors._reconstruct))
+    content = b"\x80\x02ccopy_reg\n_reconstructor\n}q\x00X\x04\x00\x00\x00evilK\x01sb."
+    (tmp_path / "vocab.pkl").write_bytes(content)
+    with pytest.raises(ValueError, match=r"vocab\.pkl"):
+        import_vocabulary(tmp_path / "vocab.pkl")
+    assert vars(authors._reconstruct) == before
+
+
+def test_a_few_bytes_do_not_take_a_gigabyte(tmp_path):
+    import tracemalloc
+
+    (tmp_path / "vocab.pkl").write_bytes(b"\x80\x02Nr\xff\xff\xff\x07.")
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"vocab\.pkl"):
+        import_vocabulary(tmp_path / "vocab.pkl")
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1, 2]), pickle.dumps("x")[:-1], b"\x80\x05."])

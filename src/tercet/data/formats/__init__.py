@@ -55,7 +55,10 @@ def open_data(
         if name != "precomp":
             raise ValueError(f"{path} is read as {name}; only a precomp folder has files of features to choose from")
         return precomp.read(path, folder_of_images, faults, features)
-    data = FORMATS[name].read(path, folder_of_images, faults)
+    try:
+        data = FORMATS[name].read(path, folder_of_images, faults)
+    except (TypeError, AttributeError, KeyError, IndexError) as error:  # content of a shape that nobody thought of
+        raise ValueError(f"{path}: cannot be read as {name}: {type(error).__name__}: {error}") from error
     if not any(len(split.texts) for split in data.splits.values()):
         raise ValueError(f"{path}: read as {name}, but it holds no caption that can be used" + _first_of(data))
     return data

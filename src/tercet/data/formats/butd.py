@@ -13,7 +13,8 @@ import numpy as np
 
 from tercet.data.dataset import DataSet, only
 from tercet.data.faults import Faults
-from tercet.data.formats.write import LINEAGE_NAMES, whole_or_nothing, write_texts
+from tercet.data.formats.write import LINEAGE_NAMES, write_texts
+from tercet.data.whole import whole_or_nothing
 
 COLUMNS = 6
 
@@ -28,12 +29,23 @@ class Detections:
 
 
 def recognise(path: Path) -> bool:
-    """`karpathy_train_resnet101_faster_rcnn_genome.tsv.0` is one too."""
-    if not path.is_file() or ".tsv" not in path.name:
-        return False
+    """`karpathy_train_resnet101_faster_rcnn_genome.tsv.0` is one too, and so is a folder of such files."""
+    return bool(files_of(path)) and all(map(_is_one, files_of(path)))
+
+
+def files_of(path: Path) -> list[Path]:
+    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    return [file for file in candidates if file.is_file() and ".tsv" in file.name]
+
+
+def _is_one(path: Path) -> bool:
     with path.open("rb") as stream:
         columns = stream.readline().rstrip(b"\r\n").split(b"\t")
-    return len(columns) == COLUMNS and all(column.strip().isdigit() for column in columns[1:4])
+    return len(columns) == COLUMNS and (_is_header(columns) or all(c.strip().isdigit() for c in columns[1:4]))
+
+
+def _is_header(columns: list[bytes]) -> bool:
+    return columns[0].strip() == b"image_id"
 
 
 def convert(
@@ -42,7 +54,7 @@ def convert(
     target: Path,
     faults: Faults,
     after: Callable[[int], None] = lambda lines: None,
-) -> None:
+) -> list[str]:
     """Features in the order of the captions' images. Two passes: the first learns how many regions there are."""
     rows = _rows_of_images(captions)
     regions, dim, seen = _survey(files, rows, faults, after)
@@ -53,19 +65,21 @@ def convert(
                     f"{captions.path}, image {name}", f"no line of {', '.join(map(str, files))} has its regions"
                 )
     with whole_or_nothing(target) as folder:
-        arrays = {}
+        arrays, remarks = {}, []
         for split, split_data in captions.splits.items():
             stem = folder / LINEAGE_NAMES.get(split, split)
             kept = np.array([row for row in range(len(split_data.image_names)) if (split, row) in seen], dtype=np.int64)
             if not len(kept):
                 continue  # told of above, image by image
-            rows_written, _ = write_texts(stem, only(split_data, kept))
+            rows_written, said = write_texts(stem, only(split_data, kept))
+            remarks += said
             arrays[split] = _Arrays(stem, kept[rows_written], regions, dim)
         for detections in _lines(files, Faults(skip=True), after):
-            for split, row in rows.get(detections.image_id, []):
+            for split, row in rows.pop(detections.image_id, []):  # a second line of an image does not count
                 arrays[split].put(row, detections)
         for split_arrays in arrays.values():
             split_arrays.finish()
+    return remarks
 
 
 class _Arrays:
@@ -110,7 +124,10 @@ def _survey(
     regions, dims, seen, came = 0, set(), set(), set()
     for detections in _lines(files, faults, after):
         if detections.image_id in came:
-            raise ValueError(f"image_id {detections.image_id} comes twice in {', '.join(map(str, files))}")
+            faults.found(
+                ", ".join(map(str, files)), f"image_id {detections.image_id} comes twice; the first one counts"
+            )
+            continue
         came.add(detections.image_id)
         places = rows.get(detections.image_id, [])
         if len(places) > 1:
@@ -132,6 +149,8 @@ def _lines(files: list[Path], faults: Faults, after: Callable[[int], None]) -> I
         with file.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
                 after(len(line))
+                if number == 1 and _is_header(line.split(b"\t")):
+                    continue
                 try:
                     yield _detections(line)
                 except ValueError as error:
@@ -148,7 +167,9 @@ def _detections(line: bytes) -> Detections:
     boxes, features = (np.frombuffer(base64.b64decode(cell), dtype="<f4") for cell in columns[4:6])
     if boxes.size != count * 4 or features.size == 0 or features.size % count:
         raise ValueError(f"{boxes.size} numbers of boxes and {features.size} of features do not fit {count} boxes")
-    if not np.isfinite(features).all():
-        raise ValueError("NaN or infinity in the features")
+    if not np.isfinite(features).all() or not np.isfinite(boxes).all():
+        raise ValueError("NaN or infinity in the boxes or features")
     shares = boxes.reshape(count, 4) / np.array([width, height, width, height], dtype=np.float32)
+    if shares.min() < -0.5 or shares.max() > 1.5:
+        raise ValueError(f"boxes lie far outside the image of {width} x {height}")
     return Detections(image_id.strip(), shares, features.reshape(count, -1))

@@ -1,36 +1,48 @@
 """From what a reader finds, image by image or pair by pair, to splits."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
-from tercet.data.dataset import SPLIT_NAMES, Split
+from tercet.data.dataset import SPLIT_NAMES, Split, split_name
 from tercet.data.faults import Faults
 from tercet.data.lines import no_caption
 from tercet.data.pictures import Picture, PictureFile, Pictures
 
+TRIED = 100  # images that are looked for in the folders where pictures usually are
 WITHOUT_SPLITS = "all"  # the one split of data that names none
 
 
 class PictureFolder:
-    """Where the image files are. A folder that was named must hold all of them; one that was guessed, the first."""
+    """Where the image files are. It must hold all of them; only whether there is one at all is guessed."""
 
-    def __init__(self, named: Path | None, guesses: Iterable[Path], first: str | None) -> None:
+    def __init__(self, named: Path | None, guesses: Iterable[Path], names: Iterable[str]) -> None:
         if named is not None and not named.is_dir():
             raise ValueError(f"{named}: no such folder of images")
-        there = [folder for folder in guesses if first is not None and (folder / first).is_file()]
-        self.folder = named if named is not None else next(iter(there), None)
         self._listed: dict[Path, set[str]] = {}
+        self.folder = named if named is not None else self._best(guesses, list(itertools.islice(names, TRIED)))
+
+    def _best(self, guesses: Iterable[Path], names: list[str]) -> Path | None:
+        """The folder that holds most of the first images; a few may be missing, which is then told."""
+        found = {folder: sum(self._is_in(folder, name) for name in names) for folder in guesses}
+        best = max(found, key=lambda folder: found[folder], default=None)
+        return best if best is not None and found[best] else None
 
     def find(self, name: str) -> PictureFile | None:
         """Listing each folder once is far quicker than asking for every file."""
         assert self.folder is not None
-        path = self.folder / name
+        return PictureFile(self.folder / name) if self._is_in(self.folder, name) else None
+
+    def _is_in(self, folder: Path, name: str) -> bool:
+        path = folder / name
         if path.parent not in self._listed:
-            there = path.parent.is_dir()
-            self._listed[path.parent] = {entry.name for entry in path.parent.iterdir()} if there else set()
-        return PictureFile(path) if path.name in self._listed[path.parent] else None
+            try:
+                self._listed[path.parent] = {entry.name for entry in path.parent.iterdir()}
+            except OSError:  # no such folder, or a name that no folder can have
+                self._listed[path.parent] = set()
+        return path.name in self._listed[path.parent]
 
 
 def guessed_folders(beside: Path) -> list[Path]:
@@ -46,7 +58,7 @@ class Collector:
         self.found: dict[str, dict[str, list[str]]] = {}  # split -> image -> captions
         self.places: dict[tuple[str, str], str] = {}
 
-    def add(self, split: str, image: object, texts: Iterable[object], place: str) -> bool:
+    def add(self, split: object, image: object, texts: Iterable[object], place: str) -> bool:
         """False if nothing of it could be used."""
         if not isinstance(image, str) or not image.strip() or "\0" in image:
             self.faults.found(place, f"expected the name of an image, got {image!r}")
@@ -60,16 +72,20 @@ class Collector:
                 good.append(str(text))
         if not good:
             return False
-        split = SPLIT_NAMES.get(split, split)
+        try:
+            split = split_name(split)
+        except ValueError as error:
+            self.faults.found(place, str(error))
+            return False
         self.places.setdefault((split, image), place)
         self.found.setdefault(split, {}).setdefault(image, []).extend(good)
         return True
 
     def has(self, split: str, image: str) -> bool:
-        return image in self.found.get(SPLIT_NAMES.get(split, split), {})
+        return image in self.found.get(SPLIT_NAMES.get(split.lower(), split), {})
 
-    def first_image(self) -> str | None:
-        return next((image for images in self.found.values() for image in images), None)
+    def images(self) -> Iterator[str]:
+        return (image for images in self.found.values() for image in images)
 
     def splits(self, folder: PictureFolder) -> dict[str, Split]:
         made = {}
@@ -77,6 +93,8 @@ class Collector:
             images = self.found[split]
             pictures = self._pictures(split, folder) if folder.folder is not None else None
             kept = [image for image in images if pictures is None or image in pictures]
+            if not kept:
+                continue  # told of above, image by image
             made[split] = Split(
                 image_names=tuple(kept),
                 texts=tuple(text for image in kept for text in images[image]),
@@ -100,7 +118,7 @@ class Collector:
 def in_usual_order(splits: Iterable[str]) -> list[str]:
     usual = list(dict.fromkeys(SPLIT_NAMES.values()))
     known = {name: usual.index(meant) for name, meant in SPLIT_NAMES.items()}
-    return sorted(splits, key=lambda split: known.get(split, len(usual)))
+    return sorted(splits, key=lambda split: known.get(split.lower(), len(usual)))
 
 
 def split_in_name(name: str) -> str | None:

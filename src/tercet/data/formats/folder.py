@@ -22,24 +22,36 @@ def read(path: Path, images: Path | None, faults: Faults) -> DataSet:
     if images is not None:
         raise ValueError(f"{path} holds its own images: --images has no meaning for a folder")
     splits: dict[str, Split] = {}
-    for split, root in _roots(path).items():
+    roots = _roots(path)
+    _tell_of_others(path, roots, faults)
+    for split, root in roots.items():
         collector = Collector(faults)
-        for file in _images(root):
+        files = _images(root)
+        for file in files:
             _add(collector, split, root, file)
-        for text in sorted(root.rglob("*.txt")):
-            if not any(text.with_suffix(suffix).is_file() for suffix in _with_capitals()):
-                faults.found(str(text), "there is no image of that name beside it")
-        splits |= collector.splits(PictureFolder(root, (), None))
+        for text in sorted(set(root.rglob("*.txt")) - {file.with_suffix(".txt") for file in files}):
+            faults.found(str(text), "there is no image of that name beside it")
+        for name, made in collector.splits(PictureFolder(root, (), ())).items():
+            if name in splits:
+                raise ValueError(f"{path} holds the split {name} twice, under two names")
+            splits[name] = made
     return DataSet(path, "folder", splits, faults.listed)
 
 
+def _tell_of_others(path: Path, roots: dict[str, Path], faults: Faults) -> None:
+    """What lies beside the splits, or behind a link, is not read; so it is told."""
+    if WITHOUT_SPLITS not in roots:
+        for file in _images(path):
+            if not any(root in file.parents for root in roots.values()):
+                faults.found(str(file), f"lies outside the splits {', '.join(roots)}")
+    for entry in sorted(path.rglob("*")):
+        if entry.is_symlink() and entry.is_dir():
+            faults.found(str(entry), "a link to a folder; such links are not followed")
+
+
 def _roots(path: Path) -> dict[str, Path]:
-    named = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name in SPLIT_NAMES]
+    named = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and folder.name.lower() in SPLIT_NAMES]
     return {folder.name: folder for folder in named} if named else {WITHOUT_SPLITS: path}
-
-
-def _with_capitals() -> list[str]:
-    return [*SUFFIXES, *(suffix.upper() for suffix in SUFFIXES)]
 
 
 def _images(root: Path) -> list[Path]:

@@ -14,13 +14,12 @@ from tercet.data.lines import read_json
 
 
 def recognise(path: Path) -> bool:
-    files = files_of(path)
-    return bool(files) and all(opening(file).startswith("[") for file in files)
+    return any(opening(file).startswith("[") for file in files_of(path))
 
 
 def files_of(path: Path) -> list[Path]:
     if path.is_dir():
-        return [file for file in sorted(path.glob("*.json")) if opening(file).startswith("[")]
+        return sorted(path.glob("*.json"))
     return [path] if path.suffix == ".json" and path.is_file() else []
 
 
@@ -34,7 +33,7 @@ def read(path: Path, images: Path | None, faults: Faults) -> DataSet:
                 f"{file}: its name tells no split; with several files each must hold train, val, test, ..."
             )
         _read_file(file, split or WITHOUT_SPLITS, collector)
-    folder = PictureFolder(images, guessed_folders(path), collector.first_image())
+    folder = PictureFolder(images, guessed_folders(path), collector.images())
     return DataSet(path, "json-list", collector.splits(folder), faults.listed)
 
 

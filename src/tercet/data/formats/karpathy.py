@@ -27,7 +27,7 @@ def read(path: Path, images: Path | None, faults: Faults) -> DataSet:
     collector = Collector(faults)
     for number, record in enumerate(records):
         _add(collector, record, f"{path}, images[{number}]")
-    folder = PictureFolder(images, guessed_folders(path), collector.first_image())
+    folder = PictureFolder(images, guessed_folders(path), collector.images())
     return DataSet(path, "karpathy", collector.splits(folder), faults.listed)
 
 

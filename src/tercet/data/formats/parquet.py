@@ -16,7 +16,7 @@ import numpy as np
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
 from tercet.data.faults import Faults
 from tercet.data.formats.collect import WITHOUT_SPLITS, Collector, PictureFolder, guessed_folders, split_in_name
-from tercet.data.pictures import Picture, Pictures
+from tercet.data.pictures import Picture, PictureFile, Pictures
 from tercet.data.rows import Rows
 
 SUFFIXES = {".parquet", ".arrow"}
@@ -43,9 +43,9 @@ def read(path: Path, images: Path | None, faults: Faults) -> DataSet:
     collector, stored = Collector(faults), _Stored()
     for file in files_of(path):
         _read_file(file, _split_of(file, path), collector, stored)
-    folder = PictureFolder(images, guessed_folders(path), collector.first_image())
+    folder = PictureFolder(images, guessed_folders(path), collector.images())
     if stored.pictures:
-        folder.folder = None
+        folder.folder = None  # what lies in the files needs no folder
     splits = {name: stored.complete(name, split) for name, split in collector.splits(folder).items()}
     return DataSet(path, "parquet", splits, faults.listed)
 
@@ -62,6 +62,8 @@ class StoredPicture:
     def content(self) -> bytes:
         cell = _part(self.file, self.part, (self.column,)).column(0)[self.row].as_py()
         content = cell.get("bytes") if isinstance(cell, dict) else cell
+        if content is None and isinstance(cell, dict) and cell.get("path"):
+            return PictureFile(self.file.parent / cell["path"]).content()  # Hugging Face may keep only the path
         if content is None:
             raise ValueError(f"{self}: the cell holds no picture")
         return bytes(content)
@@ -72,71 +74,133 @@ class StoredPicture:
 
 @dataclass
 class _Stored:
-    """What lies in the files besides names and captions."""
+    """What lies in the files besides names and captions, by (split, image)."""
 
     pictures: dict[tuple[str, str], Picture] = field(default_factory=dict)
-    numbers: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    rows_of: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(split, image) -> row in the numbers, counted over all files."""
-    captions_of: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    """(split, image) -> rows in caption_features."""
+    numbers: dict[str, dict[tuple[str, str], Any]] = field(default_factory=dict)
+    """Column -> its numbers for each image: one row, or for caption_features as many as it has captions."""
 
     def complete(self, name: str, split: Split) -> Split:
         keys = [(name, image) for image in split.image_names]
-        rows = np.array([self.rows_of[key] for key in keys], dtype=np.int64)
-        captions = np.concatenate([self.captions_of[key] for key in keys]) if self.captions_of else rows
-        lengths = np.concatenate(self.numbers["lengths"])[rows] if "lengths" in self.numbers else None
+        pictures = [key in self.pictures for key in keys]
+        if any(pictures) and not all(pictures):
+            raise ValueError(
+                f"some images of {name} lie in the file and others, such as {keys[pictures.index(False)][1]}, do not"
+            )
+        lengths = self._stacked("lengths", keys)
         return Split(
             split.image_names,
             split.texts,
             split.owners,
-            Pictures([self.pictures[key] for key in keys]) if self.pictures else split.pictures,
-            features=self._rows("features", name, rows, lengths),
-            caption_features=self._rows("caption_features", name, captions),
-            boxes=self._rows("boxes", name, rows),
+            Pictures([self.pictures[key] for key in keys]) if any(pictures) else split.pictures,
+            features=self._rows("features", keys, lengths),
+            caption_features=self._rows("caption_features", keys),
+            boxes=self._rows("boxes", keys),
         )
 
-    def _rows(self, column: str, split: str, index: np.ndarray, lengths: np.ndarray | None = None) -> Rows | None:
-        if column not in self.numbers:
+    def _rows(self, column: str, keys: list[tuple[str, str]], lengths: np.ndarray | None = None) -> Rows | None:
+        numbers = self._stacked(column, keys)
+        return None if numbers is None else Rows((numbers,), f"{column} of {keys[0][0]}", lengths=lengths)
+
+    def _stacked(self, column: str, keys: list[tuple[str, str]]) -> np.ndarray | None:
+        """Of all images of the split, or of none: one without would get those of another."""
+        known = self.numbers.get(column, {})
+        there = [key in known for key in keys]
+        if not any(there):
             return None
-        return Rows((np.concatenate(self.numbers[column])[index],), f"{column} of {split}", lengths=lengths)
+        if not all(there):
+            raise ValueError(f"image {keys[there.index(False)][1]} of {keys[0][0]} has no {column}, others have")
+        join = np.concatenate if column == "caption_features" else np.stack
+        return join([known[key] for key in keys])
 
 
 def _read_file(file: Path, split: str, collector: Collector, stored: _Stored) -> None:
     schema, parts = _schema(file)
+    twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{file}: the column {twice} comes more than once")
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     caption = next((name for name in CAPTION_COLUMNS if name in schema.names), None)
     if image is None or caption is None:
         raise ValueError(f"{file}: expected columns image and caption (or captions), got: {', '.join(schema.names)}")
-    named = next((name for name in NAME_COLUMNS if name in schema.names and name != image), None)
-    inside = not _is_text(schema.field(image).type)
-    numbers = [name for name in NUMBER_COLUMNS if name in schema.names]
-    others = [name for name in (caption, named, "split") if name in schema.names]
+    columns = _Columns(
+        image,
+        caption,
+        named=next((name for name in NAME_COLUMNS if name in schema.names and name != image), None),
+        split="split" if "split" in schema.names else None,
+        inside=_holds_pictures(file, schema.field(image)),
+        # Columns of that name that somebody else wrote are not ours to understand.
+        shapes={
+            name: json.loads(schema.field(name).metadata[SHAPE])
+            for name in NUMBER_COLUMNS
+            if name in schema.names and SHAPE in (schema.field(name).metadata or {})
+        },
+    )
     for part in range(parts):
-        table = _part(file, part, (*others, *numbers, *([] if inside else [image])))
-        names = _names(file, part, image, named, table) if inside else table.column(image).to_pylist()
-        splits = table.column("split").to_pylist() if "split" in others else [split] * len(names)
-        first_row = sum(map(len, stored.numbers.get("features", [])))
-        first_caption = sum(map(len, stored.numbers.get("caption_features", [])))
-        for row, (name, where, cell) in enumerate(zip(names, splits, table.column(caption).to_pylist(), strict=True)):
-            texts = [_text(text) for text in cell] if isinstance(cell, list) else [_text(cell)]
-            place, key = _place(file, part, row), (SPLIT_NAMES.get(where, where), name)
-            if numbers and key in stored.rows_of:
-                raise ValueError(f"{place}: image {name} came before; a file with features has one row an image")
-            known = len(collector.faults.listed)
-            if not texts:
-                collector.faults.found(place, f"image {name} has no caption")
-            if collector.add(where, name, texts, place):
-                if "caption_features" in numbers and len(collector.faults.listed) > known:
-                    raise ValueError(f"{collector.faults.listed[-1]}; beside caption_features it cannot be left out")
-                stored.rows_of.setdefault(key, first_row + row)
-                stored.captions_of[key] = first_caption + np.arange(len(texts))
-                if inside:
-                    stored.pictures.setdefault(key, StoredPicture(file, part, row, image))
-            first_caption += len(texts)
-        for column in numbers:
-            shape = json.loads((schema.field(column).metadata or {}).get(SHAPE, b"[-1]"))
-            stored.numbers.setdefault(column, []).append(_array(table.column(column), shape))
+        _read_part(file, part, columns, split, collector, stored)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    image: str
+    caption: str
+    named: str | None
+    split: str | None
+    inside: bool
+    """Pictures lie in the file."""
+    shapes: dict[str, list[int]]
+    """Of numbers: the shape of one item."""
+
+
+def _read_part(file: Path, part: int, columns: _Columns, split: str, collector: Collector, stored: _Stored) -> None:
+    wanted = [columns.caption, columns.named, columns.split, None if columns.inside else columns.image]
+    table = _part(file, part, tuple(name for name in (*wanted, *columns.shapes) if name is not None))
+    names = _names(file, part, columns, table) if columns.inside else table.column(columns.image).to_pylist()
+    splits = table.column(columns.split).to_pylist() if columns.split else [split] * len(names)
+    cells = table.column(columns.caption).to_pylist()
+    numbers = {name: _numbers(file, part, name, table, shape, cells) for name, shape in columns.shapes.items()}
+    for row, (name, where, cell) in enumerate(zip(names, splits, cells, strict=True)):
+        place, known = _place(file, part, row), len(collector.faults.listed)
+        texts = [_text(text) for text in cell] if isinstance(cell, list) else [_text(cell)]
+        if not texts:
+            collector.faults.found(place, f"image {name} has no caption")
+        key = (SPLIT_NAMES.get(str(where).lower(), where), name)
+        if columns.shapes and any(key in found for found in stored.numbers.values()):
+            raise ValueError(f"{place}: image {name} came before; a file with features has one row an image")
+        if (
+            columns.inside
+            and key in stored.pictures
+            and not _same_picture(stored.pictures[key], file, part, row, columns)
+        ):
+            collector.faults.found(place, f"another picture called {name} came before")
+            continue
+        if not collector.add(where, name, texts, place):
+            continue
+        if "caption_features" in numbers and len(collector.faults.listed) > known:
+            raise ValueError(f"{collector.faults.listed[-1]}; beside caption_features it cannot be left out")
+        for column, found in numbers.items():
+            stored.numbers.setdefault(column, {})[key] = found[row]
+        if columns.inside:
+            stored.pictures.setdefault(key, StoredPicture(file, part, row, columns.image))
+
+
+def _same_picture(known: Picture, file: Path, part: int, row: int, columns: _Columns) -> bool:
+    """A row a pair repeats its picture; only equal names are looked into."""
+    return known.content() == StoredPicture(file, part, row, columns.image).content()
+
+
+def _numbers(file: Path, part: int, name: str, table: Any, shape: list[int], cells: list[Any]) -> list[Any]:
+    column = table.column(name)
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise ValueError(f"{_place(file, part, row)}: {name} is empty")
+    array = _array(column, shape)
+    if name != "caption_features":
+        return list(array)
+    ends = np.cumsum([len(cell) if isinstance(cell, list) else 1 for cell in cells])
+    if len(array) != ends[-1]:
+        raise ValueError(f"{file}: {len(array)} rows of caption_features for {ends[-1]} captions")
+    return np.split(array, ends[:-1])
 
 
 def _array(column: Any, shape: list[int]) -> np.ndarray:
@@ -150,11 +214,11 @@ def _array(column: Any, shape: list[int]) -> np.ndarray:
     return numbers if shape == [] else numbers.reshape(-1, *shape)
 
 
-def _names(file: Path, part: int, image: str, named: str | None, table: Any) -> list[str]:
+def _names(file: Path, part: int, columns: _Columns, table: Any) -> list[str]:
     """Of pictures that lie in the file: a column of names, the path kept beside the bytes, or the row's number."""
-    if named is not None:
-        return [str(name) for name in table.column(named).to_pylist()]
-    paths = _paths(file, part, image) or [None] * len(table)
+    if columns.named is not None:
+        return [str(name) for name in table.column(columns.named).to_pylist()]
+    paths = _paths(file, part, columns.image) or [None] * len(table)
     return [path or f"{file.stem}-{part}-{row}" for row, path in enumerate(paths)]
 
 
@@ -166,11 +230,7 @@ def _paths(file: Path, part: int, image: str) -> list[str | None]:
     if not pa.types.is_struct(kind) or "path" not in {kind.field(i).name for i in range(kind.num_fields)}:
         return []
     column = _part(file, part, (f"{image}.path",) if file.suffix == ".parquet" else (image,)).column(0)
-    return (
-        [cell.get("path") for cell in column.to_pylist()]
-        if file.suffix == ".parquet"
-        else [cell["path"].as_py() for cell in column]
-    )
+    return [None if cell is None else cell.get("path") for cell in column.to_pylist()]
 
 
 def _text(cell: Any) -> Any:
@@ -178,10 +238,19 @@ def _text(cell: Any) -> Any:
     return cell.get("raw") if isinstance(cell, dict) else cell
 
 
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
+def _holds_pictures(file: Path, column: Any) -> bool:
+    """Bytes, or Hugging Face's pairs of bytes and path; False for names and paths."""
+    import pyarrow.types as kinds
 
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    kind = column.type.value_type if kinds.is_dictionary(column.type) else column.type
+    if kinds.is_string(kind) or kinds.is_large_string(kind) or str(kind) == "string_view":
+        return False
+    struct = kinds.is_struct(kind) and "bytes" in {kind.field(number).name for number in range(kind.num_fields)}
+    if struct or kinds.is_binary(kind) or kinds.is_large_binary(kind):
+        return True
+    raise ValueError(
+        f"{file}: the column {column.name} holds {column.type}; expected paths, bytes or bytes with a path"
+    )
 
 
 def _place(file: Path, part: int, row: int) -> str:
@@ -201,7 +270,7 @@ def _schema(file: Path) -> tuple[Any, int]:
 
     try:
         if file.suffix == ".arrow":
-            return pa.ipc.open_stream(pa.memory_map(str(file))).schema, 1
+            return _arrow(file).schema, 1
         opened = pq.ParquetFile(file)
         return opened.schema_arrow, opened.num_row_groups
     except (pa.ArrowException, OSError) as error:
@@ -216,7 +285,17 @@ def _part(file: Path, number: int, columns: tuple[str, ...]) -> Any:
 
     try:
         if file.suffix == ".arrow":
-            return pa.ipc.open_stream(pa.memory_map(str(file))).read_all().select(list(columns))
+            return _arrow(file).select(list(columns))
         return pq.ParquetFile(file).read_row_group(number, columns=list(columns))
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{file}: not a readable {file.suffix[1:]} file: {error}") from error
+
+
+def _arrow(file: Path) -> Any:
+    """Mapped: a stream, as Hugging Face writes, or Arrow's file format."""
+    import pyarrow as pa
+
+    try:
+        return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+    except pa.ArrowInvalid:
+        return pa.ipc.open_file(pa.memory_map(str(file))).read_all()

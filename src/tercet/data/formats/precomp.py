@@ -30,6 +30,10 @@ def read(path: Path, images: Path | None, faults: Faults, features: str = FEATUR
     """`features` is the end of the feature files' name: `{split}_{features}.npy`."""
     stems = {file.name.removesuffix("_caps.txt"): file for file in path.glob("*_caps.txt")}
     splits: dict[str, Split] = {}
+    for end in (f"_{features}.npy", "_ids.txt"):
+        for file in path.glob(f"*{end}"):
+            if file.name.removesuffix(end) not in stems:
+                raise ValueError(f"{file}: there is no {file.name.removesuffix(end)}_caps.txt with its captions")
     for stem in in_usual_order(stems):
         name = SPLIT_NAMES.get(stem, stem)
         if name in splits:
@@ -104,7 +108,7 @@ def _ids(file: Path) -> list[str]:
     for number, line in numbered_lines(file, Faults()):
         if not line or not line.strip():
             raise ValueError(f"{file}, line {number}: expected an id, got an empty line")
-        ids.append(line.strip())
+        ids.append(line)
     return ids
 
 
@@ -117,7 +121,10 @@ def _rows(
 def _lengths(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> np.ndarray | None:
     if array is None or not file.is_file():
         return None
-    lengths = np.load(file, allow_pickle=False)
+    try:
+        lengths = np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{file}: not a readable .npy array: {error}") from error
     regions = array.shape[1] if array.ndim == 3 else 0
     fits = lengths.shape == (len(array),) and lengths.dtype.kind in "iu"
     if not fits or not ((lengths >= 1) & (lengths <= regions)).all():
@@ -149,7 +156,7 @@ def _pictures(
     """Image files, where a folder is named and ids are, or lead to, names of files. Marks lost images in `kept`."""
     if images is None:
         return None
-    folder, mapped = PictureFolder(images, (), None), _id_mapping(path)
+    folder, mapped = PictureFolder(images, (), ()), _id_mapping(path)
     found = [folder.find(mapped.get(name, name)) for name in layout.names]
     for image, picture in enumerate(found):
         if picture is None and kept[image]:
@@ -163,4 +170,7 @@ def _id_mapping(path: Path) -> dict[str, str]:
     file = next(
         (place for place in (path / "id_mapping.json", path.parent / "id_mapping.json") if place.is_file()), None
     )
-    return {} if file is None else {str(name): str(image) for name, image in read_json(file).items()}
+    mapping = {} if file is None else read_json(file)
+    if not isinstance(mapping, dict):
+        raise ValueError(f"{file}: expected an object that leads from ids to image files")
+    return {str(name): str(image) for name, image in mapping.items()}

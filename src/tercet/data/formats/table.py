@@ -18,25 +18,22 @@ CAPTION_COLUMNS = ("caption", "text", "title", "sentence", "comment")
 
 
 def recognise(path: Path) -> bool:
-    return bool(files_of(path))
+    return any(_columns(file) is not None for file in files_of(path))
 
 
 def files_of(path: Path) -> list[Path]:
     """Kaggle's Flickr8k calls its table captions.txt: a header decides there, not the suffix."""
-    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
-    tables = [file for file in candidates if file.suffix in SUFFIXES and file.is_file()]
-    texts = [file for file in candidates if file.suffix == ".txt" and file.is_file() and not path.is_dir()]
-    return [file for file in tables if _columns(_header(file))] + [file for file in texts if _columns(_header(file))]
+    if path.is_dir():
+        return [file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
+    table = path.suffix.lower() in SUFFIXES or (path.suffix == ".txt" and path.is_file() and _columns(path) is not None)
+    return [path] if table and path.is_file() else []
 
 
 def read(path: Path, images: Path | None, faults: Faults) -> DataSet:
     collector = Collector(faults)
-    files = files_of(path)
-    if not files:
-        raise ValueError(f"{path}: no table whose first line names the columns image and caption")
-    for file in files:
+    for file in files_of(path):
         _read_file(file, collector)
-    folder = PictureFolder(images, guessed_folders(path), collector.first_image())
+    folder = PictureFolder(images, guessed_folders(path), collector.images())
     return DataSet(path, "table", collector.splits(folder), faults.listed)
 
 
@@ -49,9 +46,13 @@ def _delimiter(header: str) -> str:
     return max("\t,|;", key=header.count)
 
 
-def _columns(header: str) -> tuple[int, int, int | None] | None:
+def _columns(file: Path) -> tuple[int, int, int | None] | None:
     """Where image, caption and split stand."""
-    names = [name.strip().strip('"').lower() for name in header.split(_delimiter(header))]
+    header = _header(file)
+    try:
+        names = [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
+    except csv.Error:
+        return None
     image = next((names.index(name) for name in IMAGE_COLUMNS if name in names), None)
     caption = next((names.index(name) for name in CAPTION_COLUMNS if name in names), None)
     if image is None or caption is None:
@@ -61,24 +62,48 @@ def _columns(header: str) -> tuple[int, int, int | None] | None:
 
 def _read_file(file: Path, collector: Collector) -> None:
     header = _header(file)
-    columns = _columns(header)
-    assert columns is not None
+    columns = _columns(file)
+    if columns is None:
+        raise ValueError(
+            f"{file}, line 1: expected a header that names the columns image and caption, got {header[:80]!r}"
+        )
     image, caption, split = columns
+    names = [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)))]
+    for column in (image, caption):
+        if names.count(names[column]) > 1:
+            raise ValueError(f"{file}, line 1: the column {names[column]} comes more than once")
     otherwise = split_in_name(file.stem) or WITHOUT_SPLITS
     # Undecodable lines are told of one by one and read as empty, so that the numbers of the others stay true.
     lines = [text or "" for _, text in numbered_lines(file, collector.faults)]
-    rows = csv.reader(io.StringIO("\n".join(lines), newline=""), delimiter=_delimiter(header), strict=True)
+    content, delimiter = "\n".join(lines), _delimiter(header)
+    # In a TSV a caption may start with a quotation mark that is just one.
+    plain = delimiter == "\t" and not _quoted_well(content)
+    rows = csv.reader(
+        io.StringIO(content, newline=""),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
     try:
-        width = len(next(rows))
+        next(rows)
         for row in rows:
             place = f"{file}, line {rows.line_num}"
             if not row:
                 continue  # an empty line, as many files end with
-            if len(row) != width:
-                collector.faults.found(place, f"expected {width} columns as in the header, got {len(row)}")
+            if len(row) != len(names):
+                collector.faults.found(place, f"expected {len(names)} columns as in the header, got {len(row)}")
                 continue
             collector.add(
                 row[split].strip() if split is not None else otherwise, row[image].strip(), [row[caption]], place
             )
     except csv.Error as error:
         raise ValueError(f"{file}, line {rows.line_num}: {error}") from error
+
+
+def _quoted_well(content: str) -> bool:
+    try:
+        for _ in csv.reader(io.StringIO(content, newline=""), delimiter="\t", strict=True):
+            pass
+    except csv.Error:
+        return False
+    return True

@@ -2,10 +2,7 @@
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ from tercet.data.dataset import DataSet, Split
 from tercet.data.formats.parquet import SHAPE
 from tercet.data.pictures import PictureFile
 from tercet.data.rows import BLOCK_BYTES, Rows
+from tercet.data.whole import whole_or_nothing
 
 LINEAGE_NAMES = {"val": "dev"}  # what the loaders of SCAN and its heirs look for
 
@@ -50,6 +48,9 @@ def write_texts(stem: Path, split: Split, *, repeated: bool = True) -> tuple[np.
     each = split.captions_each()
     ragged = len(set(each.tolist())) > 1
     rows = split.owners if ragged else np.arange(len(split.image_names))
+    for name in split.image_names:
+        if not name.strip() or re.search(r"[\r\n]", name):
+            raise ValueError(f"{stem.name}: the image name {name!r} cannot be a line of {stem.name}_ids.txt")
     texts = [re.sub(r"[\r\n]+", " ", text) for text in split.texts]
     _write_lines(Path(f"{stem}_caps.txt"), texts)
     _write_lines(Path(f"{stem}_ids.txt"), [split.image_names[row] for row in rows])
@@ -153,18 +154,3 @@ def _lists(rows: Rows, items: np.ndarray, kind: Any) -> Any:
     import pyarrow as pa
 
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.raw(items).reshape(-1)), type=kind)
-
-
-@contextmanager
-def whole_or_nothing(target: Path) -> Iterator[Path]:
-    if target.exists():
-        raise ValueError(f"{target} is there already; nothing is overwritten")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished_", dir=target.parent))
-    try:
-        yield unfinished
-        unfinished.chmod(0o755)
-        unfinished.rename(target)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise

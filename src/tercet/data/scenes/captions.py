@@ -25,7 +25,7 @@ UNTOLD = ABSENT
 # How often an attribute of a thing that is told of is told: shape, colour, size, pattern.
 CHANCE = (0.95, 0.9, 0.5, 0.45)
 COUNTS = {2: ("two",), 3: ("three",), 4: ("four",)}
-JOINED = ("and", "with", "next to", "beside")
+JOINED = ("and", "with")
 THING = ("thing", "shape", "object")
 
 

@@ -15,7 +15,7 @@ from tercet.data.rows import Rows
 from tercet.data.scenes.captions import Claims, claim, put_in_words
 from tercet.data.scenes.detect import see_regions, see_scenes
 from tercet.data.scenes.draw import Drawing
-from tercet.data.scenes.truth import true_pairs
+from tercet.data.scenes.truth import pick, pick_claims, true_pairs
 from tercet.data.scenes.world import World, compose
 from tercet.data.text.bag_of_words import bag_of_words
 
@@ -57,8 +57,9 @@ class Scenes:
         return true_pairs(self.world, self.claims)
 
     def truth(self, images: Int[Tensor, " image"], captions: Int[Tensor, " caption"]) -> Bool[Tensor, "image caption"]:
-        """The same for the items of a batch."""
-        return torch.from_numpy(self.true_pairs[np.ix_(images.numpy(), captions.numpy())])
+        """The same for the items of a batch, and only for them."""
+        world, claims = pick(self.world, images.numpy()), pick_claims(self.claims, captions.numpy())
+        return torch.from_numpy(true_pairs(world, claims))
 
     def as_split(self, features: str = "global") -> Split:
         """With `global` features (scene dim) or `regions` (scene region dim) and their boxes."""

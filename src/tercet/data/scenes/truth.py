@@ -1,14 +1,23 @@
 """Which captions are true of which scenes: every false negative of this world is known."""
 
+from dataclasses import fields
 from itertools import permutations
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from tercet.data.scenes.captions import TOLD, UNTOLD, Claims
 from tercet.data.scenes.world import ABSENT, MOST_THINGS, SHAPE, World, relations
 
 BLOCK = 256  # scenes at a time, so that 3,000 x 15,000 pairs need no more memory than a few hundred MB
+
+
+def pick(world: World, scenes: Int[np.ndarray, " some"]) -> World:
+    return World(world.things[scenes], world.centres[scenes], world.backgrounds[scenes])
+
+
+def pick_claims(claims: Claims, captions: Int[np.ndarray, " some"]) -> Claims:
+    return Claims(*(getattr(claims, field.name)[captions] for field in fields(claims)))
 
 
 def true_pairs(world: World, claims: Claims) -> Bool[np.ndarray, "scene caption"]:

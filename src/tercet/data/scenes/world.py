@@ -37,7 +37,7 @@ OPPOSITE = np.array([RIGHT, LEFT, BELOW, ABOVE])
 
 MOST_THINGS = 4
 ABSENT = -1
-EXTENT = np.array([0.09, 0.13, 0.18])  # half the side of a thing by its size, as a share of the picture
+EXTENT = np.array([0.06, 0.09, 0.12])  # half the side of a thing by its size, as a share of the picture
 CLEAR = 0.12  # two things must be this far apart in a direction for a relation to be plain
 
 

@@ -1,5 +1,6 @@
 """The authors' vocabularies: JSON of SCAN, BFAN and VSE-infinity; pickles of VSE++ and VSRN, never trusted."""
 
+import functools
 import io
 import pickle
 from pathlib import Path
@@ -15,6 +16,8 @@ def import_vocabulary(file: Path) -> Vocabulary:
     numbers = fields.get("word2idx") if isinstance(fields, dict) else None
     if not isinstance(numbers, dict) or not numbers:
         raise ValueError(f"{file}: expected word2idx, a mapping of words to numbers")
+    if not all(isinstance(number, int) for number in numbers.values()):
+        raise ValueError(f"{file}: expected whole numbers for the words of word2idx")
     words = {number: word for word, number in numbers.items()}
     if sorted(words) != list(range(len(numbers))):
         raise ValueError(f"{file}: the numbers of its {len(numbers)} words are not 0 to {len(numbers) - 1}, each once")
@@ -28,16 +31,23 @@ class _Pickled:
         self.fields = state
 
 
-class _Restricted(pickle.Unpickler):
-    """Nothing can be looked up by name but the authors' class, so nothing of a pickle can run."""
+class _Nothing:
+    """Takes the place of `object`, which Python 2 names as the base."""
+
+
+class _Restricted(pickle._Unpickler):
+    """Nothing can be looked up by name but the authors' class, so nothing of a pickle can run.
+
+    The unpickler in Python: the quick one takes memory for whatever size a few bytes claim.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module.split(".")[-1], name) in {("vocab", "Vocabulary"), ("__main__", "Vocabulary")}:
             return _Pickled
         if (module, name) in {("copy_reg", "_reconstructor"), ("copyreg", "_reconstructor")}:
-            return _reconstruct
+            return functools.partial(_reconstruct)  # a new one each time: a pickle may write to what it is given
         if (module, name) in {("__builtin__", "object"), ("builtins", "object")}:
-            return object
+            return _Nothing
         raise ValueError(f"refused: the pickle asks for {module}.{name}; only vocab.Vocabulary may be loaded")
 
 

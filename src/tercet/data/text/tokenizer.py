@@ -6,7 +6,8 @@ Equal to `nltk.word_tokenize(caption.lower(), preserve_line=True)` on all captio
   ("runs. the" gives `runs.`). The lineage let NLTK's sentence splitter take it off, and so does this, except after
   abbreviations (below), single letters and numbers.
 - A comma or colon right after another: both stand alone here, while NLTK leaves the second on what follows.
-- Oddities: four backticks in a row, and gonna, 'tis and their like glued to another sign without a space.
+- Oddities: three or more backticks in a row; gonna, 'tis and their like glued to another sign; a single quotation
+  mark right after a sign that is no letter.
 """
 
 import re

@@ -2,11 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tercet.data.dataset import DataSet
 from tercet.data.lines import read_json
 from tercet.data.text.tokenizer import tokenize
 
@@ -60,10 +61,15 @@ class Vocabulary:
 def build_vocabulary(captions: Iterable[str], least_count: int = LEAST_COUNT) -> Vocabulary:
     """Of training captions only: what a model has never seen is unknown to it.
 
-    (The published vocabularies were built on validation captions too, and some on test captions. To reproduce that,
-    hand those captions over as well.) Words are sorted by count, then alphabetically: the same captions in any order
-    give the same numbers.
+    (`vocabulary_of` can be told of further splits, to reproduce the published vocabularies, which were built on
+    validation captions too, and some on test captions.) Words are sorted by count, then alphabetically: the same
+    captions in any order give the same numbers.
     """
     counts = Counter(word for caption in captions for word in tokenize(caption))
     kept = sorted((word for word, count in counts.items() if count >= least_count), key=lambda w: (-counts[w], w))
     return Vocabulary((*SPECIAL, *(word for word in kept if word not in SPECIAL)))
+
+
+def vocabulary_of(data: DataSet, splits: Sequence[str] = ("train",), least_count: int = LEAST_COUNT) -> Vocabulary:
+    """Of the captions of these splits. More than `train` is the leak of the published vocabularies."""
+    return build_vocabulary((text for name in splits for text in data.split(name).texts), least_count)

@@ -1,0 +1,263 @@
+"""Cases in which a reader could lose or mix up something in silence."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tercet.data.dataset import DataSet, Split, without_bad_features
+from tercet.data.faults import Faults
+from tercet.data.formats import open_data
+from tercet.data.formats.write import write_parquet, write_precomp
+from tercet.data.rows import Rows
+from tests.data.sets import PLAIN, picture, plain, write_csv, write_folder, write_pictures
+
+
+def featured(count, offset=0, **more):
+    features = (np.arange(count * 3, dtype=np.float32).reshape(count, 3) + offset,)
+    return Split(
+        tuple(f"{offset}_{n}.jpg" for n in range(count)),
+        tuple(f"caption {n}" for n in range(count)),
+        np.arange(count),
+        features=Rows(features, "here"),
+        **more,
+    )
+
+
+def test_coco_train_opens_on_a_machine_with_less_memory_than_it(tmp_path):
+    """31 GiB by its header, nothing on disk: a mapping that could be written to would be refused."""
+    shape = (113_287, 36, 2048)
+    with (tmp_path / "train_ims.npy").open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        stream.truncate(stream.tell() + int(np.prod(shape)) * 4)
+    (tmp_path / "train_caps.txt").write_text("a dog\n" * 5 * shape[0])
+    (tmp_path / "train_ids.txt").write_text("".join(f"{n}\n" for n in range(shape[0])))
+    split = open_data(tmp_path).splits["train"]
+    assert split.features.shape == shape
+    assert split.features.raw(np.array([7, 100_000])).shape == (2, 36, 2048)
+
+
+def test_a_parquet_file_without_features_gets_none_of_anothers(tmp_path):
+    write_parquet(DataSet(tmp_path, "made", {"train": featured(2)}), tmp_path / "set")
+    for name in ("a_test.parquet", "z_val.parquet"):
+        pq.write_table(pa.table({"image": ["t0", "t1"], "captions": [["x"], ["y"]]}), tmp_path / "set" / name)
+    data = open_data(tmp_path / "set")
+    assert data.splits["train"].features.raw(np.arange(2)).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert data.splits["test"].features is None
+    assert data.splits["val"].features is None
+
+
+def test_lengths_of_some_splits_only(tmp_path):
+    random = np.random.default_rng(0)
+    rows = Rows((random.random((2, 4, 3)).astype(np.float32),), "here", lengths=np.array([4, 2]))
+    other = Rows((random.random((2, 4, 3)).astype(np.float32),), "here")
+    split = Split(("a", "b"), ("x", "y"), np.arange(2), features=rows)
+    data = DataSet(
+        tmp_path, "made", {"train": split, "val": Split(("c", "d"), ("x", "y"), np.arange(2), features=other)}
+    )
+    write_parquet(data, tmp_path / "set")
+    again = open_data(tmp_path / "set")
+    assert again.splits["train"].features.lengths.tolist() == [4, 2]
+    assert again.splits["val"].features.lengths is None
+
+
+def test_an_empty_cell_of_features_is_told(tmp_path):
+    write_parquet(DataSet(tmp_path, "made", {"train": featured(3)}), tmp_path / "set")
+    table = pq.read_table(tmp_path / "set" / "train.parquet")
+    column = pa.array([[0.0, 1, 2], None, [6.0, 7, 8]], type=table.schema.field("features").type)
+    table = table.set_column(table.schema.get_field_index("features"), table.schema.field("features"), column)
+    pq.write_table(table, tmp_path / "set" / "train.parquet")
+    with pytest.raises(ValueError, match="row 1: features is empty"):
+        open_data(tmp_path / "set")
+
+
+def test_columns_that_somebody_else_called_features_are_let_alone(tmp_path):
+    table = {"image": ["a", "b"], "caption": ["x", "y"], "features": ["red", "blue"], "lengths": [[1, 2], [3]]}
+    pq.write_table(pa.table(table), tmp_path / "train.parquet")
+    assert open_data(tmp_path / "train.parquet").splits["train"].features is None
+
+
+@pytest.mark.parametrize("kind", [pa.dictionary(pa.int32(), pa.string()), pa.large_string(), pa.string()])
+def test_names_of_any_text_type_are_names(tmp_path, kind):
+    pq.write_table(
+        pa.table({"image": pa.array(["x", "x", "y"]).cast(kind), "caption": ["1", "2", "3"]}), tmp_path / "a.parquet"
+    )
+    assert plain(open_data(tmp_path / "a.parquet")) == {"all": [("x", ["1", "2"]), ("y", ["3"])]}
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([1, 2]), "holds int64; expected paths, bytes"),
+        (pa.array([[{"bytes": b"x", "path": "a"}]] * 2), "expected paths, bytes"),
+    ],
+)
+def test_images_of_other_types_are_told(tmp_path, column, message):
+    pq.write_table(pa.table({"image": column, "caption": ["x", "y"]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=message):
+        open_data(tmp_path / "a.parquet")
+
+
+def test_equal_paths_with_other_pictures_are_told(tmp_path):
+    cells = [{"bytes": picture(n), "path": "same.jpg"} for n in (0, 0, 1)]
+    pq.write_table(pa.table({"image": cells, "caption": ["a", "b", "c"]}), tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"row 2: another picture called same\.jpg came before"):
+        open_data(tmp_path / "train.parquet")
+    assert plain(open_data(tmp_path / "train.parquet", skip_bad=True)) == {"train": [("same.jpg", ["a", "b"])]}
+
+
+def test_hugging_face_cells_that_hold_only_a_path(tmp_path):
+    (tmp_path / "z.jpg").write_bytes(picture(4))
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    cells = pa.array([{"bytes": None, "path": str(tmp_path / "z.jpg")}], type=kind)
+    pq.write_table(pa.table({"image": cells, "caption": ["a"]}), tmp_path / "train.parquet")
+    assert open_data(tmp_path / "train.parquet").splits["train"].pictures.sources[0].content() == picture(4)
+
+
+def test_a_missing_image_is_told_even_if_it_is_the_first(tmp_path):
+    write_pictures(PLAIN, tmp_path / "images")
+    (tmp_path / "images" / "a.jpg").unlink()
+    with pytest.raises(ValueError, match=r"there is no image file a\.jpg"):
+        open_data(write_csv(PLAIN, tmp_path))
+
+
+def test_splits_under_two_names(tmp_path):
+    folder = write_folder(PLAIN, tmp_path)
+    (folder / "dev").mkdir()
+    (folder / "dev" / "x.jpg").write_bytes(picture())
+    (folder / "dev" / "x.txt").write_text("a dog\n")
+    with pytest.raises(ValueError, match="holds the split val twice"):
+        open_data(folder)
+
+
+def test_what_lies_beside_the_splits_or_behind_a_link_is_told(tmp_path):
+    folder = write_folder(PLAIN, tmp_path)
+    (folder / "extra").mkdir()
+    (folder / "extra" / "x.jpg").write_bytes(picture())
+    with pytest.raises(ValueError, match=r"x\.jpg: lies outside the splits test, train, val"):
+        open_data(folder)
+    (folder / "extra" / "x.jpg").unlink()
+    (folder / "train" / "more").symlink_to(folder / "extra")
+    with pytest.raises(ValueError, match="a link to a folder"):
+        open_data(folder)
+
+
+def test_an_image_with_a_suffix_in_mixed_letters(tmp_path):
+    (tmp_path / "a.JpG").write_bytes(picture())
+    (tmp_path / "a.txt").write_text("a dog\n")
+    assert plain(open_data(tmp_path)) == {"all": [("a.JpG", ["a dog"])]}
+
+
+def test_no_file_of_a_folder_of_tables_or_lists_is_passed_over(tmp_path):
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "train.csv").write_text("image,caption\na.jpg,one\n")
+    (tmp_path / "tables" / "test.CSV").write_text("image,caption\nb.jpg,two\n")
+    assert list(open_data(tmp_path / "tables").splits) == ["train", "test"]
+    (tmp_path / "tables" / "val.csv").write_text("img_file,caption\nb.jpg,two\n")
+    with pytest.raises(ValueError, match=r"val\.csv, line 1: expected a header"):
+        open_data(tmp_path / "tables")
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "m_train.json").write_text('[{"image": "a", "caption": "x"}]')
+    (tmp_path / "lists" / "m_val.json").write_text("")
+    with pytest.raises(ValueError, match=r"m_val\.json, line 1: not JSON"):
+        open_data(tmp_path / "lists")
+    (tmp_path / "lists" / "m_val.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"m_val\.json: expected a list"):
+        open_data(tmp_path / "lists")
+
+
+def test_features_or_ids_without_captions_are_told(tmp_path):
+    write_precomp(DataSet(tmp_path, "made", {"train": featured(2)}), tmp_path / "set")
+    np.save(tmp_path / "set" / "dev_ims.npy", np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"dev_ims\.npy: there is no dev_caps\.txt"):
+        open_data(tmp_path / "set")
+
+
+@pytest.mark.parametrize("name", ["../../evil", "", "a/b", ".hidden"])
+def test_a_split_that_could_be_a_path_is_refused(tmp_path, name):
+    (tmp_path / "p.csv").write_text(f"image,caption,split\na.jpg,one,{name}\n")
+    with pytest.raises(ValueError, match="line 2: expected the name of a split"):
+        open_data(tmp_path / "p.csv")
+
+
+def test_a_header_with_a_quoted_comma_and_columns_twice(tmp_path):
+    (tmp_path / "p.csv").write_text('"id, old",image,caption,source\n7,a.jpg,a dog,web\n')
+    assert plain(open_data(tmp_path / "p.csv")) == {"all": [("a.jpg", ["a dog"])]}
+    (tmp_path / "q.csv").write_text("image,caption,caption\na.jpg,a dog,another\n")
+    with pytest.raises(ValueError, match="the column caption comes more than once"):
+        open_data(tmp_path / "q.csv")
+
+
+def test_quotation_marks_in_a_tsv_may_be_just_that(tmp_path):
+    (tmp_path / "p.tsv").write_text('image\tcaption\na.jpg\t"Stop" says a sign\nb.jpg\tplain\n')
+    assert plain(open_data(tmp_path / "p.tsv")) == {"all": [("a.jpg", ['"Stop" says a sign']), ("b.jpg", ["plain"])]}
+
+
+def test_names_that_a_line_cannot_hold_are_refused_and_spaces_are_kept(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps([{"image": name, "caption": "x"} for name in (" a.jpg", "a.jpg")]))
+    data = open_data(tmp_path / "train.json")
+    write_precomp(data, tmp_path / "out")
+    assert plain(open_data(tmp_path / "out")) == plain(data)
+    (tmp_path / "train.json").write_text(json.dumps([{"image": "a\nb.jpg", "caption": "x"}]))
+    with pytest.raises(ValueError, match=r"cannot be a line of train_ids\.txt"):
+        write_precomp(open_data(tmp_path / "train.json"), tmp_path / "other")
+
+
+def test_half_a_sign_and_endless_numbers_are_told(tmp_path):
+    (tmp_path / "train.json").write_text('[{"image": "a.jpg", "caption": "x \\ud800"}]')
+    with pytest.raises(ValueError, match=r"record 0, image a\.jpg: half of a sign"):
+        open_data(tmp_path / "train.json")
+    (tmp_path / "train.json").write_text(f'[{{"image": "a.jpg", "caption": "x", "image_id": {"9" * 5000}}}]')
+    with pytest.raises(ValueError, match=r"train\.json: not JSON that can be read"):
+        open_data(tmp_path / "train.json")
+
+
+def test_some_equal_neighbours_and_no_ids_are_not_guessed(tmp_path):
+    rows = np.arange(4, dtype=np.float32).repeat([1, 3, 3, 3])[:, None].repeat(2, axis=1)
+    np.save(tmp_path / "test_ims.npy", rows)
+    (tmp_path / "test_caps.txt").write_text("a\n" * 10)
+    with pytest.raises(ValueError, match="some rows are equal to the next and others are not"):
+        open_data(tmp_path)
+    (tmp_path / "test_ids.txt").write_text("".join(f"{n}\n" for n in range(10)))
+    with pytest.raises(ValueError, match="each row has an id of its own"):
+        open_data(tmp_path)
+    (tmp_path / "test_ids.txt").write_text("")
+    with pytest.raises(ValueError, match=r"test_ids\.txt: no ids in it"):
+        open_data(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["features", "caption_features"])
+def test_nan_is_left_out_and_listed_or_an_error(part):
+    rows = np.zeros((3, 2), dtype=np.float32)
+    rows[1, 1] = np.nan
+    split = featured(3) if part == "caption_features" else Split(("a", "b", "c"), ("x", "y", "z"), np.arange(3))
+    split = Split(split.image_names, split.texts, split.owners, **{part: Rows((rows,), "file.npy")})
+    data = DataSet(Path("made"), "made", {"train": split})
+    with pytest.raises(ValueError, match=r"file\.npy, row 1: NaN or infinity"):
+        without_bad_features(data, Faults())
+    left = without_bad_features(data, Faults(skip=True))
+    assert left.splits["train"].image_names == (split.image_names[0], split.image_names[2])
+    assert len(left.skipped) == 1
+
+
+def test_a_split_whose_pictures_are_all_missing_is_told_and_goes(tmp_path):
+    write_pictures(PLAIN, tmp_path / "images")
+    (tmp_path / "images" / "d.jpg").unlink()
+    data = open_data(write_csv(PLAIN, tmp_path), skip_bad=True)
+    assert list(data.splits) == ["train", "test"]
+    assert len(data.skipped) == 1
+
+
+def test_what_a_kill_left_behind_is_removed(tmp_path):
+    (tmp_path / ".out.unfinished").mkdir()
+    (tmp_path / ".out.unfinished" / "old_caps.txt").write_text("x")
+    write_precomp(DataSet(tmp_path, "made", {"train": featured(2)}), tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "train_caps.txt",
+        "train_ids.txt",
+        "train_ims.npy",
+    ]
+    assert not (tmp_path / ".out.unfinished").exists()
