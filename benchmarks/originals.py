@@ -94,23 +94,27 @@ ORIGINALS = {
 }
 
 
-def evaluation_encoding(system, model, images, owners, token_ids, lengths, batch_size=128):
+def evaluated_images(system, model, images, owners, lengths):
     """All pairs of a split in batches sorted by length: an image is encoded for each of its captions.
 
-    Results go to float64 arrays by caption, from which every fifth row of the images is taken.
+    Results go to a float64 array by caption, of which the first row of each image is taken.
     """
-    encode_images, encode_captions = ORIGINALS[system]
-    all_images, all_captions = None, None
-    for batch in torch.arange(len(owners)).split(batch_size):
-        batch = batch[lengths[batch].argsort(descending=True)]
+    encoded = torch.zeros(len(owners), model.settings.joint_dim, dtype=torch.float64)
+    for batch in sorted_batches(lengths):
         pixels = torch.stack([images[owner] for owner in owners[batch].tolist()])
         full = torch.full((len(batch),), images.shape[1]) if images.ndim == 3 else None
+        encoded[batch] = ORIGINALS[system][0](model, pixels, full).double()
+    return encoded[torch.searchsorted(owners, torch.arange(int(owners.max()) + 1))]
+
+
+def evaluated_captions(system, model, token_ids, lengths):
+    encoded = torch.zeros(len(lengths), model.settings.joint_dim, dtype=torch.float64)
+    for batch in sorted_batches(lengths):
         longest = int(lengths[batch].max())
-        a = encode_images(model, pixels, full)
-        b = encode_captions(model, token_ids[batch, :longest], lengths[batch])
-        if all_images is None:
-            all_images = torch.zeros(len(owners), a.size(1), dtype=torch.float64)
-            all_captions = torch.zeros(len(owners), b.size(1), dtype=torch.float64)
-        all_images[batch], all_captions[batch] = a.double(), b.double()
-    firsts = torch.searchsorted(owners, torch.arange(int(owners.max()) + 1))
-    return all_images[firsts], all_captions
+        encoded[batch] = ORIGINALS[system][1](model, token_ids[batch, :longest], lengths[batch]).double()
+    return encoded
+
+
+def sorted_batches(lengths, batch_size=128):
+    for batch in torch.arange(len(lengths)).split(batch_size):
+        yield batch[lengths[batch].argsort(descending=True)]

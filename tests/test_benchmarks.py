@@ -43,3 +43,19 @@ def test_the_original_loader_and_ours_give_the_same_batch(tmp_path):
         same = meeting.captions.tolist().index(index)
         assert torch.equal(images[row], ours.images[same])
         assert captions[row, : lengths[row]].tolist() == ours.captions[same, : ours.caption_lengths[same]].tolist()
+
+
+@pytest.mark.parametrize("system", ["vsepp", "vsrn", "vse-infinity"])
+def test_the_original_encoders_give_what_ours_give(system):
+    from originals import ORIGINALS
+
+    from tercet.models import build
+
+    torch.manual_seed(0)
+    shape = (6,) if system == "vsepp" else (5, 6)
+    model = build(system, words=20, image_dim=6, joint_dim=8, word_dim=4).eval()
+    images, token_ids = torch.randn(4, *shape), torch.randint(4, 20, (4, 7))
+    lengths, full = torch.tensor([7, 5, 5, 2]), torch.full((4,), 5)
+    for encode, ours in zip(ORIGINALS[system], (model.encode_images, model.encode_captions), strict=True):
+        given = (images, full) if ours == model.encode_images else (token_ids, lengths)
+        torch.testing.assert_close(encode(model, *given), ours(*given), rtol=1e-5, atol=1e-6)
