@@ -121,7 +121,7 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
     while not (tmp_path / "runs").exists() and process.poll() is None:
         time.sleep(0.1)  # a busy machine is slow to begin
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 130
     assert "what was finished is kept, call again to go on" in errors
     assert "Traceback" not in errors

@@ -101,7 +101,7 @@ def test_mistakes_are_told(minilm, tmp_path):
         ValueError, match=r"embed_texts takes a list of texts, got one: write embed_texts\(\['a dog'\]\)"
     ):
         made.embed_texts("a dog")
-    with pytest.raises(ValueError, match="text 1 is empty"):
+    with pytest.raises(ValueError, match="text 1: empty caption"):
         made.embed_texts(["a", " "])
     with pytest.raises(ValueError, match="there is nothing to embed"):
         made.embed_texts([])

@@ -4,9 +4,8 @@ The folder holds `config.json`, `weights.safetensors` and a vocabulary or tokeni
 """
 
 import json
-import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ from torch import Tensor, nn
 import tercet
 from tercet.contracts import Similarity
 from tercet.data.features.encoders import ImageEncoder, TextEncoder, image_encoder, text_encoder
-from tercet.data.lines import read_json
+from tercet.data.lines import no_caption, read_json
 from tercet.data.meetings import by_length
-from tercet.data.pictures import PictureFile, open_picture
+from tercet.data.pictures import PictureFile, as_rgb, open_picture
 from tercet.data.pixels import PixelSettings
 from tercet.data.text.authors import import_vocabulary
 from tercet.data.text.tokens import Tokens, pretrained_tokenizer, pretrained_tokens_of, tokens_of
 from tercet.data.text.vocabulary import Vocabulary
+from tercet.data.whole import whole_or_nothing
 from tercet.models import SYSTEMS, build
 from tercet.models.original import original_model
 
@@ -71,12 +71,17 @@ class Retriever(nn.Module):
 
     @torch.inference_mode()
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """One row a text, in the order given."""
+        """One row a text, in the order given; in evaluation mode, whatever mode the model is in."""
+        with _evaluating(self.model):
+            return self._embed_texts(texts)
+
+    def _embed_texts(self, texts: Sequence[str]) -> Tensor:
         if isinstance(texts, str):
             raise ValueError(f"embed_texts takes a list of texts, got one: write embed_texts([{texts!r}])")
         for number, text in enumerate(texts):
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"text {number} is empty or no text: {text!r}")
+            why = no_caption(text)
+            if why:
+                raise ValueError(f"text {number}: {why}")
         if self.reading.text_encoder is not None:
             self._text_encoder = self._text_encoder or text_encoder(self.reading.text_encoder)
             return self._in_parts(lambda part: (self._text_encoder.encode(part), None), texts, self.encode_captions)
@@ -90,7 +95,8 @@ class Retriever(nn.Module):
         """One row a picture (a file or an open one), in the order given."""
         if isinstance(pictures, (str, Path, Image.Image)):
             raise ValueError("embed_pictures takes a list of pictures, got one: put it in [ ]")
-        return self._in_parts(self._seen, pictures, self.encode_images)
+        with _evaluating(self.model):
+            return self._in_parts(self._seen, pictures, self.encode_images)
 
     def _in_parts(self, read: Any, items: Sequence[Any], encode: Any) -> Tensor:
         parts = [items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE)]
@@ -99,9 +105,7 @@ class Retriever(nn.Module):
         return torch.cat([encode(*self._placed(*read(part))) for part in parts])
 
     def _seen(self, pictures: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
-        opened = [
-            p.convert("RGB") if isinstance(p, Image.Image) else open_picture(PictureFile(Path(p))) for p in pictures
-        ]
+        opened = [as_rgb(p) if isinstance(p, Image.Image) else open_picture(PictureFile(Path(p))) for p in pictures]
         if self.reading.pixels is not None:
             return torch.stack([self.reading.pixels.prepare(picture) for picture in opened]), None
         if self.reading.image_encoder is None:
@@ -117,7 +121,12 @@ class Retriever(nn.Module):
             return tokens_of(texts, self.reading.vocabulary)
         if self.reading.tokenizer is None:
             raise ValueError(f"this {self.system} model came without its vocabulary: give it when importing")
-        return pretrained_tokens_of(texts, self.reading.tokenizer)
+        return pretrained_tokens_of(texts, self.reading.tokenizer, longest=self._longest())
+
+    def _longest(self) -> int | None:
+        """As many tokens as its text model has places for; longer texts are cut."""
+        bert = getattr(self.model.settings, "bert", None)
+        return bert.get("max_position_embeddings", 512) if isinstance(bert, dict) else None
 
     def _placed(self, items: Tensor, lengths: Int[Tensor, " item"] | None) -> tuple[Tensor, Tensor | None]:
         """On the model's device."""
@@ -128,12 +137,7 @@ class Retriever(nn.Module):
         """A folder that appears whole or not at all."""
         from safetensors.torch import save_file
 
-        target = Path(folder)
-        if target.exists():
-            raise ValueError(f"{target} is there already; nothing is overwritten")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished_", dir=target.parent))
-        try:
+        with whole_or_nothing(Path(folder)) as unfinished:
             reading = asdict(replace(self.reading, vocabulary=None)) | {
                 "vocabulary": self.reading.vocabulary is not None
             }
@@ -152,11 +156,16 @@ class Retriever(nn.Module):
             save_file(
                 {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, unfinished / WEIGHTS
             )
-            unfinished.chmod(0o755)
-            unfinished.rename(target)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    mode = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(mode)
 
 
 def load(path: str | Path) -> Retriever:
@@ -169,26 +178,36 @@ def load(path: str | Path) -> Retriever:
         raise ValueError(f"{folder}: no saved model there; expected a folder with {CONFIG} and {WEIGHTS}")
     content = read_json(folder / CONFIG)
     try:
-        system, reading = content["system"], dict(content["reading"])
-        if system not in SYSTEMS:
-            raise ValueError(f"no system {system!r}")
-        model = build(system, **content["settings"])
-        if reading.pop("vocabulary"):
-            reading["vocabulary"] = Vocabulary.load(folder / VOCABULARY)
-        if reading["tokenizer"] is not None:
-            reading["tokenizer"] = str(folder / TOKENIZER)
-        if reading["pixels"] is not None:
-            pixels = reading["pixels"]
-            reading["pixels"] = PixelSettings(**pixels | {name: tuple(pixels[name]) for name in ("mean", "std")})
-        made = Reading(**reading)
-    except (KeyError, TypeError, ValueError) as error:
+        model, made = _built(folder, content)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
         raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
     try:
         weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
     _load_weights(model, weights, folder / WEIGHTS)
-    return Retriever(system, model, made).eval()
+    return Retriever(content["system"], model, made).eval()
+
+
+def _built(folder: Path, content: Any) -> tuple[Any, Reading]:
+    """The model with random weights, and how it reads."""
+    settings, reading = content["settings"], dict(content["reading"])
+    if content["system"] not in SYSTEMS:
+        raise ValueError(f"no system {content['system']!r}")
+    for part in ("backbone", "bert"):
+        if not isinstance(settings.get(part), (dict, type(None))):
+            raise ValueError(f"{part} must be a configuration; a saved model names no other")
+    model: Any = build(content["system"], **settings)
+    if reading.pop("vocabulary"):
+        reading["vocabulary"] = words = Vocabulary.load(folder / VOCABULARY)
+        if model.settings.words != len(words):
+            raise ValueError(f"{VOCABULARY} has {len(words)} words, the model {model.settings.words}")
+    if reading["tokenizer"] is not None:
+        reading["tokenizer"] = str(folder / TOKENIZER)
+    if reading["pixels"] is not None:
+        pixels = reading["pixels"]
+        reading["pixels"] = PixelSettings(**pixels | {name: tuple(pixels[name]) for name in ("mean", "std")})
+    return model, Reading(**reading)
 
 
 def _load_weights(model: nn.Module, weights: dict[str, Tensor], place: Path) -> None:
@@ -219,5 +238,7 @@ def load_original(
         words = Vocabulary((*words.words, "<mask>"))  # added by their program when it starts
     if words is not None and wanted != len(words):
         raise ValueError(f"{vocabulary} has {len(words)} words, the model in {path} has {wanted}")
+    if tokenizer is not None and getattr(model.settings, "bert", None) is None:
+        raise ValueError(f"a tokenizer is for BERT; {system} reads words: give its vocabulary")
     pixels = PixelSettings() if getattr(model, "backbone", None) is not None else None
     return Retriever(system, model, Reading(vocabulary=words, tokenizer=tokenizer, pixels=pixels)).eval()

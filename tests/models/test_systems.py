@@ -276,6 +276,7 @@ def test_bfloat16_autocast_works(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
 @pytest.mark.parametrize("name", ["heads", "vsepp", "vsrn, f30k", "vse-infinity, bigru"])
 def test_compiled_it_gives_the_same(name, without_shape_checks):
     model = make(name).eval()

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+THINNEST = 200  # times as long as wide
 LARGEST = 100_000_000  # pixels; more is a decompression bomb until somebody shows a photo of that size
 
 
@@ -73,10 +74,16 @@ def open_picture(source: Picture) -> Image.Image:
 
 
 def _decoded(content: bytes) -> Image.Image:
-    picture: Image.Image = Image.open(io.BytesIO(content))
+    return as_rgb(Image.open(io.BytesIO(content)))
+
+
+def as_rgb(picture: Image.Image) -> Image.Image:
+    """Upright, in RGB, of a size and shape that a photo can have."""
     width, height = picture.size
     if width * height > LARGEST:
         raise ValueError(f"{width} x {height} pixels; more than {LARGEST:,} are not decoded")
+    if max(width, height) > THINNEST * min(width, height):
+        raise ValueError(f"{width} x {height} pixels: a line rather than a picture")
     if picture.mode == "F":
         raise ValueError("its pixels are fractions, of which black and white are not known")
     if picture.mode.startswith("I"):  # 16 bits of grey; Pillow would cut them off at white

@@ -24,6 +24,10 @@ class PixelSettings:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.side, int) or self.side < 1 or min(self.std) <= 0:
+            raise ValueError(f"expected a side of at least 1 and deviations above 0, got {self.side} and {self.std}")
+
     def prepare(self, picture: Image.Image) -> Float[Tensor, "channel height width"]:
         pixels = np.asarray(self._square(picture), dtype=np.float32) / 255
         mean, std = np.array(self.mean, dtype=np.float32), np.array(self.std, dtype=np.float32)

@@ -26,7 +26,20 @@ class Backbone(nn.Module):
     @property
     def dim(self) -> int:
         config = self.model.config
-        return int(config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size)
+        if hasattr(config, "hidden_sizes"):
+            return int(config.hidden_sizes[-1])
+        for name in ("hidden_size", "hidden_dim", "num_features"):
+            if hasattr(config, name):
+                return int(getattr(config, name))
+        return self._measured_dim()
+
+    def _measured_dim(self) -> int:
+        """Of models whose configuration does not say."""
+        mode = self.model.training
+        with torch.no_grad():
+            width = int(self.eval().vectors(torch.zeros(1, 3, 224, 224)).shape[1])
+        self.model.train(mode)
+        return width
 
     def config(self) -> dict[str, Any]:
         """What it takes to build the same one, without weights."""
@@ -70,6 +83,13 @@ def pretrained(config: dict[str, Any] | str) -> Any:
         settings = dict(config)
         return AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
     try:
-        return AutoModel.from_pretrained(config)
+        # Never code that comes with a model; and float32, whatever it was saved in.
+        model, report = AutoModel.from_pretrained(config, trust_remote_code=False, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no backbone {config!r}, neither on this machine nor on the hub: {error}") from error
+    missing = sorted(report.get("missing_keys", ()))
+    if any("pooler" not in key for key in missing):
+        raise ValueError(f"{config}: weights are missing: {', '.join(missing)}")
+    if missing:
+        model.pooler = None  # a classifier's file has none: a random one would spoil what it is given
+    return model.float()

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tercet.models.norms import full_lengths, real_parts
+
 DROPOUT = 0.2
 END, PAD = 2, 0
 
@@ -30,13 +32,14 @@ class Captioner(nn.Module):
         regions: Float[Tensor, "image region dim"],
         token_ids: Int[Tensor, "image word"],
         lengths: Int[Tensor, " image"],
+        region_lengths: Int[Tensor, " image"] | None = None,
     ) -> Float[Tensor, ""]:
         """Negative log-likelihood of the captions, summed over words, mean over the batch.
 
         Row i of both is a pair. As published, one place past the end sign counts too.
         """
         labels, counted = self.labels(token_ids, lengths)
-        predicted = self.log_probabilities(regions, labels)
+        predicted = self.log_probabilities(regions, labels, region_lengths)
         steps = predicted.shape[1]
         found = predicted.gather(2, labels[:, 1 : steps + 1, None]).squeeze(2)
         return -(found * counted[:, 1 : steps + 1]).sum() / len(regions)
@@ -56,14 +59,20 @@ class Captioner(nn.Module):
         return labels, (position <= written[:, None]).float()
 
     def log_probabilities(
-        self, regions: Float[Tensor, "image region dim"], labels: Int[Tensor, "image place"]
+        self,
+        regions: Float[Tensor, "image region dim"],
+        labels: Int[Tensor, "image place"],
+        region_lengths: Int[Tensor, " image"] | None = None,
     ) -> Float[Tensor, "image step word"]:
         """Each step is told the right word before it."""
-        states, hidden = self._read(regions)
+        region_lengths = full_lengths(regions) if region_lengths is None else region_lengths
+        padded = ~real_parts(region_lengths, regions.shape[1])
+        states, _ = self._read(regions)
+        hidden = states[torch.arange(len(states), device=states.device), region_lengths - 1][None]
         projected = self._keys(states)
         steps = []
         for step in range(self.longest - 1):
-            context = self._attend(hidden, states, projected)
+            context = self._attend(hidden, states, projected, padded)
             words = self.embedding(labels[:, step])
             given = F.dropout(torch.cat([words, context], dim=1), DROPOUT, self.training)
             output, hidden = self.writer(given[:, None], hidden)
@@ -77,7 +86,7 @@ class Captioner(nn.Module):
         """The part of the attention that does not change from word to word."""
         return F.linear(states, self.attention_hidden.weight[:, : states.shape[2]], self.attention_hidden.bias)
 
-    def _attend(self, hidden: Tensor, states: Tensor, keys: Tensor) -> Float[Tensor, "image dim"]:
+    def _attend(self, hidden: Tensor, states: Tensor, keys: Tensor, padded: Tensor) -> Float[Tensor, "image dim"]:
         query = F.linear(hidden[0], self.attention_hidden.weight[:, states.shape[2] :])
-        heights = self.attention_out(torch.tanh(keys + query[:, None])).squeeze(2)
+        heights = self.attention_out(torch.tanh(keys + query[:, None])).squeeze(2).masked_fill(padded, -torch.inf)
         return torch.einsum("ir,ird->id", heights.softmax(dim=1), states)

@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -10,6 +10,9 @@ from tercet.models.heads import Heads, HeadsSettings
 from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
 from tercet.models.vsepp import VSEPP, VSEPPSettings
 from tercet.models.vsrn import VSRN, VSRNSettings
+
+SIZES = ("words", "layers", "caption_length")
+LARGEST = 10_000_000
 
 
 class System(NamedTuple):
@@ -34,7 +37,8 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "vsepp-study": ("vsepp", {"backbone": "microsoft/resnet-50"}),
     "vsrn-f30k": ("vsrn", {"variant": "f30k", "captioner": True}),
     "vsrn-coco": ("vsrn", {"variant": "coco", "captioner": True}),
-    "vsrn-study": ("vsrn", {"variant": "both", "captioner": False}),
+    "vsrn-study-f30k": ("vsrn", {"variant": "f30k", "captioner": False}),
+    "vsrn-study-coco": ("vsrn", {"variant": "both", "captioner": False}),
     "vse-infinity-butd": ("vse-infinity", {"image_dim": 2048, **_BERT}),
     "vse-infinity-butd-bigru": ("vse-infinity", {"image_dim": 2048}),
     "vse-infinity-grid": ("vse-infinity", {"backbone": "microsoft/resnet-101", **_BERT}),
@@ -69,7 +73,23 @@ def build(name: str, **settings: Any) -> nn.Module:
         resolved = SYSTEMS[system].settings(**wanted)
     except TypeError as error:
         raise ValueError(f"{name}: {str(error).split('__init__() ')[-1]}") from error
+    _check_choices(system, resolved)
     return SYSTEMS[system].model(resolved)
+
+
+def _check_choices(system: str, settings: Any) -> None:
+    """Settings that are one of a few words, and sizes."""
+    kinds = get_type_hints(type(settings))
+    for field in fields(settings):
+        value, kind = getattr(settings, field.name), kinds[field.name]
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            known = ", ".join(get_args(kind))
+            raise ValueError(
+                f"{system}: {field.name} is {known}, not {value!r}{_nearest(str(value), list(get_args(kind)))}"
+            )
+        size = (field.name.endswith("dim") or field.name in SIZES) and value is not None
+        if size and not (isinstance(value, int) and 1 <= value <= LARGEST):
+            raise ValueError(f"{system}: {field.name} must be a whole number from 1 to {LARGEST:,}, got {value!r}")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tercet import similarity
 from tercet.contracts import Similarity
 from tercet.models.gpo import GPO
-from tercet.models.norms import full_lengths, real_parts, unit
+from tercet.models.norms import check_lengths, full_lengths, real_parts, unit
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class _Head(nn.Module):
         if self.hidden is not None:
             projected = projected + self.hidden(features)
         if projected.ndim == 3:
-            projected = self._pooled(projected, full_lengths(projected) if lengths is None else lengths)
+            lengths = full_lengths(projected) if lengths is None else lengths
+            check_lengths(lengths, projected, "items")
+            projected = self._pooled(projected, lengths)
         return unit(projected)
 
     def _pooled(self, parts: Float[Tensor, "item part joint"], lengths: Int[Tensor, " item"]) -> Tensor:

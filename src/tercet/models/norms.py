@@ -24,6 +24,17 @@ def real_parts(lengths: Int[Tensor, " item"], longest: int) -> Bool[Tensor, "ite
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
 
 
+def check_lengths(lengths: Int[Tensor, " item"], padded: Tensor, what: str) -> None:
+    """One for each item, from 1 to the width: a wrong one would read padding, or nothing."""
+    count, longest = padded.shape[:2]
+    if lengths.shape != (count,) or lengths.is_floating_point() or lengths.is_complex():
+        raise ValueError(f"lengths of {what} must be {count} whole numbers, got {tuple(lengths.shape)} {lengths.dtype}")
+    if count and not 1 <= int(lengths.min()) <= int(lengths.max()) <= longest:
+        raise ValueError(
+            f"lengths of {what} must be from 1 to {longest}, got {int(lengths.min())} to {int(lengths.max())}"
+        )
+
+
 def full_lengths(parts: Float[Tensor, "item part dim"]) -> Int[Tensor, " item"]:
     """Where nothing is padded."""
     return torch.full((parts.shape[0],), parts.shape[1], device=parts.device)

@@ -57,11 +57,12 @@ _VSE_INFINITY: list[Renames] = [
         (r"mlp\.layers\.0\.", "regions.hidden.0."),
         (r"mlp\.bns\.0\.", "regions.hidden.1."),
         (r"mlp\.layers\.1\.", "regions.hidden.3."),
-        (r"mlp\.bns\.1\.", None),  # made by the authors, never used
+        # Made by the authors, never used.
+        (r"mlp\.bns\.1\.(weight|bias|running_mean|running_var|num_batches_tracked)$", None),
         (r"gpool\.", "regions.pool."),
     ],
     [
-        (r"bert\.embeddings\.position_ids", None),  # a buffer of older transformers
+        (r"bert\.embeddings\.position_ids$", None),  # a buffer of older transformers
         (r"bert\.", "captions.bert."),
         (r"linear\.", "captions.linear."),
         (r"gpool\.", "captions.pool."),
@@ -92,7 +93,8 @@ def _vsepp_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
 
 def _resnet_config(image: dict[str, Tensor]) -> dict[str, Any]:
     places = [re.search(r"layer(\d)\.(\d+)\.conv3", key) for key in image]
-    depths = [max(int(p[2]) for p in places if p and int(p[1]) == stage) + 1 for stage in range(1, 5)]
+    found = {(int(place[1]), int(place[2])) for place in places if place}
+    depths = [sum(stage == wanted for stage, _ in found) for wanted in range(1, 5)]
     return {"model_type": "resnet", "depths": depths, "layer_type": "bottleneck"}
 
 
@@ -190,6 +192,10 @@ def load_states(model: nn.Module, states: States, renames: list[Renames], place:
                 continue
             if name not in wanted:
                 wrong.append(f"unexpected: {key} (part {number})")
+            elif name in given:
+                wrong.append(f"twice, under two names: {key} (part {number})")
+            elif tensor.is_floating_point() != wanted[name].is_floating_point():
+                wrong.append(f"of another kind: {key} {tensor.dtype}, expected {wanted[name].dtype}")
             elif wanted[name].shape != (fitted := _fitted(tensor, wanted[name])).shape:
                 wrong.append(f"of another shape: {key} {tuple(tensor.shape)}, expected {tuple(wanted[name].shape)}")
             else:
@@ -207,7 +213,7 @@ def _may_lack(name: str) -> bool:
 
 def _fitted(tensor: Tensor, place: Tensor) -> Tensor:
     """A convolution of width 1 is a linear layer."""
-    return tensor.squeeze(-1) if tensor.ndim == place.ndim + 1 and tensor.shape[-1] == 1 else tensor
+    return tensor.squeeze(-1) if tensor.ndim == 3 and place.ndim == 2 and tensor.shape[-1] == 1 else tensor
 
 
 def _renamed(key: str, renames: Renames) -> str | None:

@@ -10,7 +10,7 @@ from tercet import similarity
 from tercet.contracts import Similarity
 from tercet.models.backbone import Backbone, config_of, pretrained
 from tercet.models.gpo import GPO
-from tercet.models.norms import full_lengths, real_parts
+from tercet.models.norms import check_lengths, full_lengths, real_parts
 from tercet.models.words import WordGRU
 
 
@@ -61,7 +61,9 @@ class VSEInfinity(nn.Module):
         self, images: Float[Tensor, "image *rest"], lengths: Int[Tensor, " image"] | None = None
     ) -> Float[Tensor, "image joint"]:
         regions = images if self.backbone is None else self.backbone.cells(images)
-        pooled = self.regions(regions, full_lengths(regions) if lengths is None else lengths)
+        lengths = full_lengths(regions) if lengths is None else lengths
+        check_lengths(lengths, regions, "images")
+        pooled = self.regions(regions, lengths)
         return nearly_unit(pooled) if self.settings.image_norm else pooled
 
     def encode_captions(
@@ -139,6 +141,7 @@ class BertWords(nn.Module):
     def forward(
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
     ) -> Float[Tensor, "caption joint"]:
+        check_lengths(lengths, token_ids, "captions")
         real = real_parts(lengths, token_ids.shape[1])
         states = self.bert(input_ids=token_ids, attention_mask=real.long()).last_hidden_state
         return self.pool(self.linear(states), lengths)

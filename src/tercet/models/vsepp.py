@@ -61,6 +61,8 @@ class VSEPP(nn.Module):
         self, images: Float[Tensor, "image *rest"], lengths: Int[Tensor, " image"] | None = None
     ) -> Float[Tensor, "image joint"]:
         """Of precomputed vectors, or of pixels where there is a backbone, whose output is brought to length 1 first."""
+        if self.backbone is None and images.ndim != 2:
+            raise ValueError(f"VSE++ takes one vector an image, (image dim), got {tuple(images.shape)}")
         features = images if self.backbone is None else unit(self.backbone.vectors(images))
         embedded = self.image_head(features)
         return self._signed(unit(embedded) if self.settings.image_norm else embedded)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tercet import similarity
 from tercet.contracts import Similarity
 from tercet.models.captioner import Captioner
-from tercet.models.norms import across_regions, full_lengths, real_parts, unit
+from tercet.models.norms import across_regions, check_lengths, full_lengths, real_parts, unit
 from tercet.models.words import WordGRU
 
 BLOCKS = 4
@@ -60,7 +60,7 @@ class VSRN(nn.Module):
     ) -> Float[Tensor, "image region joint"]:
         """Regions after the graph, which the captioner reads too."""
         real = real_parts(lengths, images.shape[1])
-        regions = self.region_head(images) * real[..., None]
+        regions = torch.where(real[..., None], self.region_head(images), 0)
         if self.settings.variant != "f30k":
             regions = across_regions(regions)
         for block in self.blocks:
@@ -71,6 +71,7 @@ class VSRN(nn.Module):
         self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
     ) -> Float[Tensor, "image joint"]:
         lengths = full_lengths(images) if lengths is None else lengths
+        check_lengths(lengths, images, "images")
         return self.read(self.reason(images, lengths), lengths)
 
     def read(
@@ -113,7 +114,7 @@ class RegionGraph(nn.Module):
         self, regions: Float[Tensor, "image region dim"], real: Bool[Tensor, "image region"]
     ) -> Float[Tensor, "image region dim"]:
         """Padding takes no part: not as a neighbour, not in the count, not in BatchNorm's statistics."""
-        g = self.g(regions) * real[..., None]
+        g = torch.where(real[..., None], self.g(regions), 0)
         affinity = self.theta(regions) @ self.phi(regions).mT / real.sum(dim=1)[:, None, None]
         reasoned = self.out(affinity @ g)
         if real.all():

@@ -4,6 +4,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tercet.models.norms import check_lengths
+
 
 class WordGRU(nn.Module):
     """Embedding (uniform in +-0.1, an ordinary row for padding too) and GRU; two directions are averaged."""
@@ -32,5 +34,6 @@ class WordGRU(nn.Module):
         return hidden[-1]
 
     def _packed(self, token_ids: Tensor, lengths: Tensor) -> nn.utils.rnn.PackedSequence:
+        check_lengths(lengths, token_ids, "captions")
         words = self.embedding(token_ids)
         return pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)

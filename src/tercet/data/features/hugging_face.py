@@ -77,7 +77,7 @@ def _load(name: str) -> Any:
         raise ValueError("encoders of Hugging Face need transformers: pip install 'tercet[hf]'") from error
     logging.disable_progress_bar()  # there is one of our own
     try:
-        return AutoModel.from_pretrained(name).float().eval()  # whatever it was saved in
+        return AutoModel.from_pretrained(name, trust_remote_code=False).float().eval()  # whatever it was saved in
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no model {name!r}, neither on this machine nor on the hub: {error}") from error
 
@@ -86,7 +86,7 @@ def _image_processor(name: str) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(name, use_fast=False)
+        return AutoImageProcessor.from_pretrained(name, use_fast=False, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{name}: its image processor cannot be loaded: {error}") from error
 

@@ -85,7 +85,7 @@ def pretrained_tokenizer(name: str) -> Any:
     except ImportError as error:
         raise ValueError("pretrained tokenizers need transformers: pip install 'tercet[hf]'") from error
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"no tokenizer {name!r}, neither on this machine nor on the hub: {error}") from error
 
