@@ -95,6 +95,49 @@ def test_texts_come_back_in_order_however_long_and_many(name, minilm):
         torch.testing.assert_close(embedded[n : n + 1], made.embed_texts([texts[n]]), rtol=1e-4, atol=1e-5)
 
 
+def test_an_opened_picture_is_seen_as_its_file_is(minilm, tmp_path):
+    made = retrievers(minilm)["vsepp pixels"].eval()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    shades = np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)
+    Image.fromarray(shades).save(tmp_path / "turned.png", exif=exif)
+    by_path, opened = (
+        made.embed_pictures([tmp_path / "turned.png"]),
+        made.embed_pictures([Image.open(tmp_path / "turned.png")]),
+    )
+    assert torch.equal(by_path, opened)
+    Image.new("L", (1, 5000)).save(tmp_path / "line.png")
+    with pytest.raises(ValueError, match=r"line\.png: .*a line rather than a picture"):
+        made.embed_pictures([tmp_path / "line.png"])
+
+
+def test_long_texts_are_cut_and_training_mode_changes_nothing(minilm):
+    made = retrievers(minilm)["vse-infinity"].train()
+    texts = ["a dog " * 600, "a cat"]
+    first, again = made.embed_texts(texts), made.embed_texts(texts)
+    assert torch.equal(first, again)
+    assert made.training
+
+
+def test_code_in_a_model_folder_is_not_run(minilm, tmp_path):
+    retrievers(minilm)["vse-infinity"].save(tmp_path / "model")
+    folder = tmp_path / "model" / "tokenizer"
+    (folder / "evil.py").write_text("open('hacked', 'w')\nclass Evil:\n    pass\n")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    program = f"import tercet; tercet.load({str(tmp_path / 'model')!r}).embed_texts(['a dog'])"
+    subprocess.run(
+        [sys.executable, "-c", program], input="y\ny\n", text=True, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_a_tokenizer_for_a_model_of_words_is_refused(minilm):
+    with pytest.raises(ValueError, match="a tokenizer is for BERT; vsepp reads words"):
+        tercet.load_original("vsepp", GOLDENS / "ckpt_vsepp.pth.tar", tokenizer=minilm)
+
+
 def test_mistakes_are_told(minilm, tmp_path):
     made = retrievers(minilm)["vsepp"]
     with pytest.raises(
@@ -122,6 +165,9 @@ def test_mistakes_are_told(minilm, tmp_path):
         (lambda folder: (folder / "weights.safetensors").unlink(), r"weights\.safetensors: cannot be read"),
         (lambda folder: (folder / "vocabulary.json").unlink(), "vocabulary.json"),
         (lambda folder: lose(folder), "missing: image_head.bias"),
+        (lambda folder: settings(folder, words=10**14), "words must be a whole number"),
+        (lambda folder: settings(folder, backbone="/etc", image_dim=None), "backbone must be a configuration"),
+        (lambda folder: shorten(folder), r"vocabulary\.json has \d+ words, the model"),
     ],
 )
 def test_a_damaged_folder_is_told(minilm, tmp_path, spoil, message):
@@ -134,6 +180,16 @@ def test_a_damaged_folder_is_told(minilm, tmp_path, spoil, message):
 def edit(folder, **changes):
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | changes))
+
+
+def settings(folder, **changes):
+    content = json.loads((folder / "config.json").read_text())
+    edit(folder, settings=content["settings"] | changes)
+
+
+def shorten(folder):
+    content = json.loads((folder / "vocabulary.json").read_text())
+    (folder / "vocabulary.json").write_text(json.dumps({"words": content["words"][:-1]}))
 
 
 def lose(folder):

@@ -114,6 +114,71 @@ def test_a_hostile_checkpoint_writes_nothing_and_is_named(name, zipped, tmp_path
     assert not (tmp_path / "hacked").exists()
 
 
+class Forged:
+    """An object as a pickle makes it: a call, arguments and a state."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def __reduce__(self):
+        return self.made
+
+
+SCALAR = np.float64(0).__reduce__()[0]
+FORGED = {
+    "a dtype with a state of its own": Forged(
+        SCALAR, (Forged(np.dtype, ("f8", False, True), (3, "<", None, None, None, 1 << 30, 1, 63)),)
+    ),
+    "two gigabytes": Forged(SCALAR, (Forged(np.dtype, ("V2000000000",)),)),
+    "objects": Forged(SCALAR, (Forged(np.dtype, ("O",)), b"12345678")),
+    "too few bytes": Forged(SCALAR, (Forged(np.dtype, ("f8", False, True)), b"1234")),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_scalar_is_refused(name, tmp_path):
+    content = trusted(VSEPP)
+    content["best_rsum"] = FORGED[name]
+    torch.save(content, tmp_path / "bad.pth")
+    with pytest.raises(ValueError, match=r"bad\.pth"):
+        original_model("vsepp", tmp_path / "bad.pth")
+
+
+@pytest.mark.parametrize("number", [np.float64(412.5), np.float32(0.5), np.int64(-7), np.bool_(True)])
+def test_numpys_own_scalars_are_read(number, tmp_path):
+    torch.save({"x": number}, tmp_path / "x.pth")
+    assert load_untrusted(tmp_path / "x.pth")["x"] == number
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.update(opt=5), "expected the options under 'opt'"),
+        (
+            lambda content: content["model"][0].update({"fc.weight": torch.zeros(1).expand(24, 10**9)}),
+            "repeats a few numbers",
+        ),
+        (lambda content: content["model"][0]["fc.bias"].fill_(torch.nan), r"NaN or infinity in fc\.bias"),
+        (lambda content: content["model"][0].update({"fc.bias": torch.zeros(24, dtype=torch.long)}), "of another kind"),
+        (lambda content: content["model"][0].update({"fc.bias": torch.zeros(24, 1)}), "of another shape"),
+        (lambda content: content["opt"].__setattr__("measure", "foo"), "measure is cosine, order, not 'foo'"),
+    ],
+)
+def test_strange_contents_are_told(tmp_path, change, message, without_shape_checks):
+    content = trusted(VSEPP)
+    change(content)
+    torch.save(content, tmp_path / "x.pth")
+    with pytest.raises(ValueError, match=message):
+        original_model("vsepp", tmp_path / "x.pth")
+
+
+def test_wrapped_twice(tmp_path):
+    content = trusted(VSEPP)
+    content["model"] = [{f"module.module.{key}": t for key, t in part.items()} for part in content["model"]]
+    torch.save(content, tmp_path / "x.pth")
+    assert original_model("vsepp", tmp_path / "x.pth").image_head.weight.shape == (24, 40)
+
+
 def test_the_same_file_would_have_written_one(tmp_path, monkeypatch):
     """The hostile pickles above are hostile: read with trust, they act."""
     monkeypatch.chdir(tmp_path)

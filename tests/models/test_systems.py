@@ -289,6 +289,83 @@ def test_compiled_it_gives_the_same(name, without_shape_checks):
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("vsepp", {"measure": "cosin"}),
+        ("vsrn, f30k", {"variant": "cocoo"}),
+        ("heads", {"kind": "mpl"}),
+        ("heads", {"pooling": "gop"}),
+        ("vsepp", {"joint_dim": 0}),
+        ("vsepp", {"word_dim": 2.5}),
+    ],
+)
+def test_misspelt_choices_are_no_other_model(name, setting, without_shape_checks):
+    system, settings, _ = SYSTEMS[name]
+    extra = {} if system == "heads" else {"words": WORDS}
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        build(system, **settings | extra | setting)
+
+
+@pytest.mark.parametrize("name", ["vsrn, f30k", "vse-infinity, bigru", "heads, regions"])
+@pytest.mark.parametrize("wrong", [[0, 3, 5, 1, 7], [8, 3, 5, 1, 7], [-1, 3, 5, 1, 7], [3], [3.0, 3.0, 5.0, 1.0, 7.0]])
+def test_wrong_lengths_are_told(name, wrong, without_shape_checks):
+    model = make(name)
+    images, *_ = inputs(name)
+    with pytest.raises(ValueError, match="lengths of"):
+        model.encode_images(images, torch.tensor(wrong))
+
+
+@pytest.mark.parametrize("name", ["vsrn, f30k", "vse-infinity, bigru", "heads, regions"])
+def test_nan_in_padding_has_no_effect(name):
+    model = make(name).eval()
+    images, lengths, _, _ = inputs(name)
+    spoilt = images.clone()
+    spoilt[torch.arange(7) >= lengths[:, None]] = torch.nan
+    torch.testing.assert_close(model.encode_images(spoilt, lengths), model.encode_images(images, lengths))
+
+
+def test_the_captioner_does_not_read_padding():
+    torch.manual_seed(0)
+    model = build(
+        "vsrn",
+        words=WORDS,
+        image_dim=6,
+        joint_dim=8,
+        word_dim=4,
+        captioner=True,
+        caption_dim=5,
+        caption_word_dim=3,
+        caption_length=12,
+    ).eval()
+    regions, captions, lengths = torch.randn(3, 4, 8), torch.randint(4, WORDS, (3, 6)), torch.tensor([6, 3, 5])
+    short = torch.tensor([4, 2, 3])
+    regions[torch.arange(4) >= short[:, None]] = 0
+    wider = torch.nn.functional.pad(regions, (0, 0, 0, 5), value=9.0)
+    a, b = (model.captioner.loss(given, captions, lengths, short) for given in (regions, wider))
+    torch.testing.assert_close(a, b)
+
+
+def test_backbones_saved_in_half_precision_and_without_a_pooler(tmp_path):
+    import transformers as t
+
+    t.ResNetModel(t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])).half().save_pretrained(
+        tmp_path / "half"
+    )
+    model = build("vsepp", words=WORDS, backbone=str(tmp_path / "half"), joint_dim=8, word_dim=4)
+    assert model.encode_images(torch.randn(2, 3, 32, 32)).dtype == torch.float32
+    config = t.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=32, patch_size=16
+    )
+    t.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    pixels, seen = torch.randn(2, 3, 32, 32), []
+    for seed in (0, 1):  # a pooler made up at random would differ
+        torch.manual_seed(seed)
+        backbone = build("vsepp", words=WORDS, backbone=str(tmp_path / "vit"), joint_dim=8, word_dim=4).eval().backbone
+        seen.append(backbone.vectors(pixels))
+    torch.testing.assert_close(seen[0], seen[1])
+
+
 def test_order_similarity_is_its_formula():
     from tercet import similarity
 
