@@ -47,6 +47,20 @@ SYSTEMS = {
     "vsepp, pixels": ("vsepp", {"backbone": RESNET, "train_backbone": True, "joint_dim": 64, "word_dim": 32}, "pixels"),
     "vsrn, f30k": ("vsrn", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "regions"),
     "vsrn, coco": ("vsrn", {"image_dim": 256, "joint_dim": 64, "word_dim": 32, "variant": "coco"}, "regions"),
+    "vsrn, both and captioner": (
+        "vsrn",
+        {
+            "image_dim": 256,
+            "joint_dim": 64,
+            "word_dim": 32,
+            "variant": "both",
+            "captioner": True,
+            "caption_dim": 32,
+            "caption_word_dim": 16,
+            "caption_length": 40,
+        },
+        "regions",
+    ),
     "vse-infinity, bigru": ("vse-infinity", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "regions"),
     "vse-infinity, bert": ("vse-infinity", {"image_dim": 256, "joint_dim": 64, "bert": BERT}, "regions"),
     "vse-infinity, grid": ("vse-infinity", {"backbone": RESNET, "joint_dim": 64, "word_dim": 32}, "pixels"),
@@ -159,7 +173,9 @@ def test_every_parameter_that_is_trained_gets_a_gradient(name):
     S = model.similarity(model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths))
     tercet.objective("nt-xent").on_similarity(S).backward()
     without = [key for key, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    assert all("pooler" in key or ("pool." in key and "heads" in name) for key in without), without
+    assert all("pooler" in key or "captioner" in key or ("pool." in key and "heads" in name) for key in without), (
+        without
+    )
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -173,7 +189,11 @@ def test_it_learns_32_scenes_by_heart(name, full):
     for _ in range(400):
         S = model.train().similarity(model.encode_images(pictures), model.encode_captions(captions, lengths))
         optimizer.zero_grad()
-        objective.on_similarity(S).backward()
+        loss = objective.on_similarity(S)
+        if getattr(model, "captioner", None) is not None:
+            regions = model.reason(pictures, torch.full((32,), pictures.shape[1]))
+            loss = loss + 0.1 * model.captioner.loss(regions, captions, lengths)
+        loss.backward()
         optimizer.step()
         if _ % 20 == 19:
             with torch.no_grad():
