@@ -18,10 +18,9 @@ MAY_IMPORT = {
     "analysis": {"contracts", "objectives", "evaluation"},
     "runs": {"contracts"},
     "retriever": {"contracts", "data", "models"},
-    "import_settings": set(),
     "training": {"contracts", "data", "models", "objectives", "evaluation", "analysis", "runs"},
     "comparison": {"contracts", "data", "models", "objectives", "evaluation", "runs", "training"},
-    "cli": {"comparison", "data", "import_settings", "retriever"},
+    "cli": {"comparison", "data", "retriever"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 

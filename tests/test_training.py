@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import tercet
-from tercet.data import paired, paired_batches
+from tercet.data import paired
+from tercet.data.meetings import paired_meetings
 from tercet.data.scenes import scenes
 from tercet.training import TrainSettings, train, warm_up_then_cosine
 
@@ -28,7 +29,7 @@ def test_the_same_settings_give_the_same_weights_and_another_seed_others():
 def test_no_epoch_of_one_seed_is_an_epoch_of_another():
     data = paired("scenes", scenes("train", 60).as_split())
     orders = {
-        tuple(torch.cat([b.caption_ids for b in paired_batches(data, 50, seed=seed, epoch=epoch)]).tolist())
+        tuple(torch.cat([m.captions for m in paired_meetings(data.owners, 50, seed=seed, epoch=epoch)]).tolist())
         for seed in range(3)
         for epoch in range(3)
     }

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import TextIOWrapper
 
 import tercet
@@ -75,18 +76,32 @@ def _features(arguments: list[str]) -> None:
 
 
 def _import(arguments: list[str]) -> None:
+    from pathlib import Path
+    from typing import Literal
+
     import tyro
 
-    from tercet.import_settings import ImportSettings
+    @dataclass(frozen=True)
+    class Import:
+        """Read an authors' checkpoint and write a folder that `tercet.load` takes. Nothing in the file is executed."""
 
-    settings = tyro.cli(ImportSettings, prog="tercet import", args=arguments)
+        system: tyro.conf.Positional[Literal["vsepp", "vsrn", "vse-infinity"]]
+        file: tyro.conf.Positional[Path]
+        """The checkpoint: model_best.pth.tar and its like."""
+        target: tyro.conf.Positional[Path]
+        """A folder that does not exist yet."""
+        vocabulary: Path | None = None
+        """The authors' vocabulary, JSON or pickle: with it the model reads plain texts."""
+        tokenizer: str | None = None
+        """For BERT: name or path of its tokenizer."""
+
+    given = tyro.cli(Import, prog="tercet import", args=arguments)
 
     from tercet.retriever import load_original
 
-    model = load_original(settings.system, settings.file, vocabulary=settings.vocabulary, tokenizer=settings.tokenizer)
-    model.save(settings.target)
-    print(f"{settings.target} is ready: tercet.load({str(settings.target)!r})")
-    if settings.vocabulary is None and settings.tokenizer is None:
+    load_original(given.system, given.file, vocabulary=given.vocabulary, tokenizer=given.tokenizer).save(given.target)
+    print(f"{given.target} is ready: tercet.load({str(given.target)!r})")
+    if given.vocabulary is None and given.tokenizer is None:
         print("without --vocabulary or --tokenizer it takes numbers of words, not texts", file=sys.stderr)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tercet.data.batches import Batches, paired_batches
+from tercet.data.batches import Batches
 from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
 from tercet.data.meetings import by_length, k_caption_meetings, paired_meetings
 from tercet.data.pairs import PairedData, paired
@@ -80,7 +80,7 @@ def test_an_epoch_resumed_in_its_middle_goes_on_as_it_would_have(workers):
 
 def test_the_same_image_twice_is_never_a_negative_of_itself():
     data = example(owners=torch.arange(3).repeat_interleave(5))
-    for batch in paired_batches(data, 10, seed=0, epoch=0):
+    for batch in Batches(data).run(paired_meetings(data.owners, 10, seed=0, epoch=0)):
         positives = batch.positives()
         assert torch.equal(positives, batch.image_ids[:, None] == batch.caption_ids[None, :])
         assert positives.sum() > 10

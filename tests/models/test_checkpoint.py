@@ -1,7 +1,6 @@
 """The authors' checkpoints are read whole or not at all, and nothing in them runs."""
 
 import argparse
-import collections
 import io
 import os
 import pickle
@@ -76,22 +75,23 @@ def test_tensors_saved_on_a_gpu_come_to_the_cpu(tmp_path):
     assert read_checkpoint(tmp_path / "x.pth").states[0]["fc.weight"].device.type == "cpu"
 
 
-class Hostile:
-    def __init__(self, call, *arguments):
-        self.made = (call, arguments)
+class Forged:
+    """An object as a pickle makes it: a call, its arguments, perhaps a state."""
+
+    def __init__(self, *made):
+        self.made = made
 
     def __reduce__(self):
         return self.made
 
 
 HOSTILE = {
-    "a command": (Hostile(os.system, "touch hacked"), r"asks for (posix|nt)\.system"),
-    "eval": (Hostile(eval, "open('hacked', 'w')"), r"asks for ((builtins|__builtin__)\.)?eval"),
-    "open": (Hostile(io.open, "hacked", "w"), r"asks for (io|_io|builtins)\.open"),
-    "exec": (Hostile(exec, "open('hacked', 'w')"), r"asks for ((builtins|__builtin__)\.)?exec"),
-    "getattr": (Hostile(getattr, os, "system"), r"asks for|refused"),
-    "torch.load": (Hostile(torch.load, "x"), r"asks for torch\.(serialization\.)?load"),
-    "a class of the authors": (collections.Counter("ab"), None),
+    "a command": (Forged(os.system, ("touch hacked",)), r"asks for (posix|nt)\.system"),
+    "eval": (Forged(eval, ("open('hacked', 'w')",)), r"asks for ((builtins|__builtin__)\.)?eval"),
+    "open": (Forged(io.open, ("hacked", "w")), r"asks for (io|_io|builtins)\.open"),
+    "exec": (Forged(exec, ("open('hacked', 'w')",)), r"asks for ((builtins|__builtin__)\.)?exec"),
+    "getattr": (Forged(getattr, (types.SimpleNamespace, "mro")), r"asks for|refused"),
+    "torch.load": (Forged(torch.load, ("x",)), r"asks for torch\.(serialization\.)?load"),
 }
 
 
@@ -100,28 +100,13 @@ HOSTILE = {
 def test_a_hostile_checkpoint_writes_nothing_and_is_named(name, zipped, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hostile, message = HOSTILE[name]
-    if name == "getattr":
-        hostile = Hostile(getattr, types.SimpleNamespace, "mro")
     content = trusted(VSEPP)
     content["opt"] = hostile
     torch.save(content, "bad.pth", _use_new_zipfile_serialization=zipped)
-    if message is None:
-        read_checkpoint(tmp_path / "bad.pth")  # harmless: a Counter is a dict
-    else:
-        with pytest.raises(ValueError, match=message) as told:
-            original_model("vsepp", "bad.pth")
-        assert "bad.pth" in str(told.value)
+    with pytest.raises(ValueError, match=message) as told:
+        original_model("vsepp", "bad.pth")
+    assert "bad.pth" in str(told.value)
     assert not (tmp_path / "hacked").exists()
-
-
-class Forged:
-    """An object as a pickle makes it: a call, arguments and a state."""
-
-    def __init__(self, *made):
-        self.made = made
-
-    def __reduce__(self):
-        return self.made
 
 
 SCALAR = np.float64(0).__reduce__()[0]

@@ -4,16 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tercet.data.batches import Batches, paired_batches
+    from tercet.data.batches import Batches
     from tercet.data.dataset import DataSet, Split
     from tercet.data.formats import open_data
     from tercet.data.pairs import PairedData, paired
 
-__all__ = ["Batches", "DataSet", "PairedData", "Split", "open_data", "paired", "paired_batches"]
+__all__ = ["Batches", "DataSet", "PairedData", "Split", "open_data", "paired"]
 
 _PARTS = {
     "Batches": "batches",
-    "paired_batches": "batches",
     "DataSet": "dataset",
     "Split": "dataset",
     "open_data": "formats",

@@ -12,7 +12,7 @@ from torch import Tensor
 from tercet.contracts import Batch
 from tercet.data.ahead import ahead
 from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
-from tercet.data.meetings import Meeting, paired_meetings
+from tercet.data.meetings import Meeting
 from tercet.data.pairs import PairedData
 from tercet.data.text.tokens import Tokens
 
@@ -91,8 +91,3 @@ class Batches:
             if caption in self._images_of_shared_texts:
                 equal[:, column] = torch.isin(meeting.images, self._images_of_shared_texts[caption])
         return equal
-
-
-def paired_batches(data: PairedData, batch_size: int, *, seed: int, epoch: int) -> Iterator[Batch]:
-    """The plainest batches: every caption once an epoch with its image, nothing altered."""
-    return Batches(data).run(paired_meetings(data.owners, batch_size, seed=seed, epoch=epoch))

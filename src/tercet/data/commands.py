@@ -23,9 +23,7 @@ LISTED = 10  # faults on the screen; the rest are counted
 
 def inspect(settings: Inspect) -> None:
     """Exit code 1 where something is wrong with the data."""
-    data = open_data(
-        settings.path, format=settings.format, images=settings.images, features=settings.features, skip_bad=True
-    )
+    data = _open(settings, skip_bad=True)
     with _progress() as progress:
         summary = summarise(data, lambda what, total: _bar(progress, what, total))
     _print(data, summary, Console(emoji=False))
@@ -39,13 +37,7 @@ def convert(settings: Convert) -> None:
         return
     if settings.captions is not None:
         raise ValueError(f"--captions is for a BUTD .tsv; {settings.path} has captions of its own")
-    data = open_data(
-        settings.path,
-        format=settings.format,
-        images=settings.images,
-        features=settings.features,
-        skip_bad=settings.skip_bad,
-    )
+    data = _open(settings, skip_bad=settings.skip_bad)
     data = data if settings.first_captions is None else first_captions(data, settings.first_captions)
     data = without_bad_features(data, Faults(skip=settings.skip_bad))
     write = {"precomp": write_precomp, "parquet": write_parquet}[settings.to]
@@ -53,6 +45,16 @@ def convert(settings: Convert) -> None:
         total = sum(len(split.image_names) for split in data.splits.values())
         remarks = write(data, settings.target, _bar(progress, f"writing {settings.to}", total))
     _tell(settings.target, data.skipped, remarks)
+
+
+def _open(settings: Inspect | Convert | Features, *, skip_bad: bool) -> DataSet:
+    return open_data(
+        settings.path,
+        format=settings.format,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=skip_bad,
+    )
 
 
 def _convert_butd(settings: Convert) -> None:
@@ -70,13 +72,7 @@ def _convert_butd(settings: Convert) -> None:
 
 
 def features(settings: Features) -> None:
-    data = open_data(
-        settings.path,
-        format=settings.format,
-        images=settings.images,
-        features=settings.features,
-        skip_bad=settings.skip_bad,
-    )
+    data = _open(settings, skip_bad=settings.skip_bad)
     data = only_splits(data, settings.splits) if settings.splits else data
     if settings.image_encoder == settings.text_encoder == "none":
         raise ValueError("with --image-encoder none and --text-encoder none there is nothing to encode")

@@ -116,6 +116,8 @@ def without_bad_features(data: DataSet, faults: Faults) -> DataSet:
         kept = np.array([image for image in range(len(split.image_names)) if image not in bad], dtype=np.int64)
         if len(kept):
             splits[name] = split if not bad else only(split, kept)
+    if not splits:
+        raise ValueError(f"{data.path}: no image has features that can be used; the first fault: {faults.listed[0]}")
     return DataSet(data.path, data.format, splits, [*data.skipped, *faults.listed])
 
 
@@ -186,4 +188,6 @@ _Part = TypeVar("_Part")
 
 def _all_or_none(parts: Sequence[_Part | None], joined: Callable[[Sequence[_Part]], _Part]) -> _Part | None:
     present = [part for part in parts if part is not None]
-    return joined(present) if len(present) == len(parts) else None
+    if present and len(present) < len(parts):
+        raise ValueError(f"some of the splits that are to be joined have {type(present[0]).__name__}, others have none")
+    return joined(present) if present else None

@@ -261,3 +261,25 @@ def test_what_a_kill_left_behind_is_removed(tmp_path):
         "train_ims.npy",
     ]
     assert not (tmp_path / ".out.unfinished").exists()
+
+
+def test_joining_a_split_with_features_and_one_without_is_told():
+    bare = Split(("z.jpg",), ("x",), np.arange(1))
+    data = DataSet(Path("made"), "made", {"train": featured(2), "restval": bare})
+    with pytest.raises(ValueError, match="some of the splits that are to be joined have Rows, others have none"):
+        data.split("train+restval")
+
+
+def test_a_folder_called_like_a_parquet_file_is_a_folder(tmp_path):
+    """As Spark writes it."""
+    (tmp_path / "set" / "train.parquet").mkdir(parents=True)
+    table = pa.table({"image": ["a"], "caption": ["x"]})
+    pq.write_table(table, tmp_path / "set" / "train.parquet" / "part-0.parquet")
+    assert plain(open_data(tmp_path / "set")) == {"train": [("a", ["x"])]}
+
+
+def test_nothing_left_is_an_error_and_not_an_empty_folder():
+    rows = Rows((np.full((1, 2), np.nan, dtype=np.float32),), "file.npy")
+    data = DataSet(Path("made"), "made", {"train": Split(("a",), ("x",), np.arange(1), features=rows)})
+    with pytest.raises(ValueError, match=r"no image has features that can be used; the first fault: file\.npy, row 0"):
+        without_bad_features(data, Faults(skip=True))

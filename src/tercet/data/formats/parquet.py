@@ -33,9 +33,8 @@ def recognise(path: Path) -> bool:
 
 def files_of(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(
-            file for file in path.rglob("*") if file.suffix in SUFFIXES and not file.name.startswith("cache-")
-        )
+        found = (file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        return sorted(file for file in found if not file.name.startswith("cache-"))
     return [path] if path.suffix in SUFFIXES and path.is_file() else []
 
 
