@@ -82,6 +82,18 @@ def test_a_summary_reads_every_feature(tmp_path):
     assert any("row 7: differs from the row before it" in fault for fault in summarise(open_data(folder)).faults)
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_an_image_left_out_is_no_fault_of_its_neighbours_rows(tmp_path, repeated):
+    """The rows of an image without a usable caption lie between those of others."""
+    rows = np.arange(3, dtype=np.float32)[:, None].repeat(2, axis=1)
+    np.save(tmp_path / "test_ims.npy", rows.repeat(2, axis=0) if repeated else rows)
+    (tmp_path / "test_caps.txt").write_text("a\nb\n\n \ne\nf\n")
+    (tmp_path / "test_ids.txt").write_text("x\nx\ny\ny\nz\nz\n" if repeated else "x\ny\nz\n")
+    data = open_data(tmp_path, skip_bad=True)
+    assert data.splits["test"].image_names == ("x", "z")
+    assert summarise(data).faults == list(data.skipped)
+
+
 def test_convert_there_and_back(tmp_path):
     table = write_csv(PLAIN, tmp_path)
     assert tercet("data", "convert", table, tmp_path / "one").returncode == 0

@@ -38,6 +38,8 @@ class Rows:
     index: Int[np.ndarray, " item"] | None = None
     lengths: Int[np.ndarray, " item"] | None = None
     """How many regions of each item are real; None where all are."""
+    copies: Int[np.ndarray, " item"] | None = None
+    """How many rows, from `index[i]` on, should be equal because the file repeats them; None where it does not."""
 
     def __len__(self) -> int:
         return sum(map(len, self.arrays)) if self.index is None else len(self.index)
@@ -102,7 +104,8 @@ class Rows:
 
     def only(self, items: Int[np.ndarray, " kept"]) -> "Rows":
         index = items if self.index is None else self.index[items]
-        return Rows(self.arrays, self.place, index, None if self.lengths is None else self.lengths[items])
+        lengths, copies = (None if part is None else part[items] for part in (self.lengths, self.copies))
+        return Rows(self.arrays, self.place, index, lengths, copies)
 
     def checksum(self, *, whole: bool = False) -> str:
         """Of the numbers as items see them; of a large array, of evenly spaced rows unless the whole is wanted."""

@@ -136,8 +136,8 @@ def _features(name: str, rows: Rows, summary: Summary, advance: Callable[[int], 
         advance(len(block))
     if zero:
         summary.remarks.append(f"{name}: {zero} feature rows are all zero")
-    if len(rows.arrays) == 1 and rows.index is not None:
-        unequal = first_unequal_row(rows.arrays[0], rows.index, np.arange(len(rows)))
+    if len(rows.arrays) == 1 and rows.index is not None and rows.copies is not None:
+        unequal = first_unequal_row(rows.arrays[0], rows.index, rows.copies, np.arange(len(rows)))
         if unequal is not None:
             summary.faults.append(f"{rows.place}, row {unequal}: differs from the row before it, of the same image")
     _twice(name, "feature rows", seen, summary)

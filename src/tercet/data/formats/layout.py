@@ -19,6 +19,10 @@ class Layout:
     repeated: bool
     """Rows stand there once for each caption."""
 
+    def copies(self) -> Int[np.ndarray, " image"]:
+        """How many rows each image has, where they are repeated."""
+        return np.bincount(self.owners, minlength=len(self.names))
+
 
 def lay_out(place: str, rows: int | None, captions: int, ids: list[str] | None) -> Layout | None:
     """From the counts alone; None where only the features can tell (as many rows as captions and no ids)."""
@@ -91,7 +95,7 @@ def layout_from_features(file: Path, array: np.ndarray) -> Layout:
 def verify(file: Path, array: np.ndarray, layout: Layout) -> None:
     """The layout that the counts tell must be the one that the features have, here and there."""
     if layout.repeated:
-        unequal = first_unequal_row(array, layout.rows, some_images(layout))
+        unequal = first_unequal_row(array, layout.rows, layout.copies(), some_images(layout))
         if unequal is not None:
             raise ValueError(
                 f"{file}, row {unequal}: ids and counts say that rows are repeated for each caption of an image, "
@@ -111,12 +115,14 @@ def some_images(layout: Layout) -> Int[np.ndarray, " some"]:
 
 
 def first_unequal_row(
-    array: np.ndarray, first_rows: Int[np.ndarray, " image"], images: Int[np.ndarray, " some"]
+    array: np.ndarray,
+    first_rows: Int[np.ndarray, " image"],
+    copies: Int[np.ndarray, " image"],
+    images: Int[np.ndarray, " some"],
 ) -> int | None:
     """Where rows are repeated: the first that differs from the one before, of these images."""
-    ends = np.append(first_rows[1:], len(array))
     for image in images:
-        for row in range(first_rows[image] + 1, ends[image]):
+        for row in range(first_rows[image] + 1, first_rows[image] + copies[image]):
             if not np.array_equal(array[row], array[row - 1], equal_nan=True):
                 return int(row)
     return None

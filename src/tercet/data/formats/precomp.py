@@ -84,7 +84,13 @@ def _split(
         texts=tuple(text for text, kept in zip(texts, kept_captions, strict=True) if kept and text is not None),
         owners=(np.cumsum(kept_images) - 1)[layout.owners[kept_captions]],
         pictures=pictures,
-        features=_rows(features_file, array, index, _lengths(path / f"{stem}_lengths.npy", array, index)),
+        features=_rows(
+            features_file,
+            array,
+            index,
+            _lengths(path / f"{stem}_lengths.npy", array, index),
+            layout.copies()[kept_images] if layout.repeated else None,
+        ),
         caption_features=_caption_rows(path / f"{stem}_txt.npy", kept_captions),
         boxes=_boxes(path / f"{stem}_boxes.npy", array, index),
     )
@@ -113,9 +119,13 @@ def _ids(file: Path) -> list[str]:
 
 
 def _rows(
-    file: Path, array: np.ndarray | None, index: np.ndarray | None, lengths: np.ndarray | None = None
+    file: Path,
+    array: np.ndarray | None,
+    index: np.ndarray | None,
+    lengths: np.ndarray | None = None,
+    copies: np.ndarray | None = None,
 ) -> Rows | None:
-    return None if array is None else Rows((array,), str(file), index, lengths)
+    return None if array is None else Rows((array,), str(file), index, lengths, copies)
 
 
 def _lengths(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> np.ndarray | None:
