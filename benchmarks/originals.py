@@ -44,7 +44,8 @@ def nearly_unit(x):
 
 
 def vsepp_images(model, images, lengths):
-    return l2norm(model.image_head(images))
+    features = images if model.backbone is None else l2norm(model.backbone.vectors(images))
+    return l2norm(model.image_head(features))
 
 
 def vsepp_captions(model, token_ids, lengths):

@@ -1,10 +1,12 @@
 """Words -> states: the GRU text encoder that VSE++, VSRN, SCAN, BFAN and VSE-infinity share."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tercet.models.norms import check_lengths
+from tercet.models.word_tree import tree_last, tree_states
 
 
 class WordGRU(nn.Module):
@@ -20,6 +22,9 @@ class WordGRU(nn.Module):
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
     ) -> Float[Tensor, "caption longest dim"]:
         """At every real word; zeros where padded. Captions in any order."""
+        check_lengths(lengths, token_ids, "captions")
+        if self._shares():
+            return tree_states(self.gru, self.embedding.weight, token_ids, lengths)
         packed, _ = self.gru(self._packed(token_ids, lengths))
         states, _ = pad_packed_sequence(packed, batch_first=True)
         if not self.gru.bidirectional:
@@ -30,10 +35,22 @@ class WordGRU(nn.Module):
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
     ) -> Float[Tensor, "caption dim"]:
         """At each caption's last word, which is its end sign."""
+        check_lengths(lengths, token_ids, "captions")
+        if self._shares():
+            return tree_last(self.gru, self.embedding.weight, token_ids, lengths)
         _, hidden = self.gru(self._packed(token_ids, lengths))
         return hidden[-1]
 
+    def _shares(self) -> bool:
+        """Without gradients, in the processor's plain precision: elsewhere the fused GRU is the quicker one."""
+        return not (
+            torch.is_grad_enabled()
+            or torch.is_autocast_enabled("cpu")
+            or torch.compiler.is_compiling()
+            or self.embedding.weight.device.type != "cpu"
+            or self.gru.num_layers > 1
+        )
+
     def _packed(self, token_ids: Tensor, lengths: Tensor) -> nn.utils.rnn.PackedSequence:
-        check_lengths(lengths, token_ids, "captions")
         words = self.embedding(token_ids)
         return pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)
