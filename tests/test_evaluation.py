@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tercet
-import tercet.evaluation
+import tercet.evaluation.evaluator
 from tests.objectives.batches import CASES
 
 
@@ -47,7 +47,7 @@ def test_metrics_equal_sorting_by_hand(case, decimals):
     expected = {f"i2t_{k}": v for k, v in slow_metrics(similarity, positives).items()}
     expected |= {f"t2i_{k}": v for k, v in slow_metrics(similarity.T, positives.T).items()}
     expected["rsum"] = sum(expected[f"{side}_r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))
-    assert metrics == pytest.approx(expected, abs=1e-12)
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_collapsed_model_scores_zero():
@@ -66,4 +66,4 @@ def test_nothing_to_rank_is_an_error(without_shape_checks):
 
 
 def test_docstring_examples_are_true():
-    assert doctest.testmod(tercet.evaluation).failed == 0
+    assert doctest.testmod(tercet.evaluation.evaluator).failed == 0

@@ -7,12 +7,21 @@ if TYPE_CHECKING:
     from tercet.analysis.check import check_objective
     from tercet.analysis.cocos import cocos
     from tercet.comparison.grid import compare
-    from tercet.evaluation import evaluate
+    from tercet.evaluation import evaluate, evaluate_embeddings
     from tercet.objectives import objective
     from tercet.retriever import load, load_original
 
 __version__ = "0.1.0"
-__all__ = ["check_objective", "cocos", "compare", "evaluate", "load", "load_original", "objective"]
+__all__ = [
+    "check_objective",
+    "cocos",
+    "compare",
+    "evaluate",
+    "evaluate_embeddings",
+    "load",
+    "load_original",
+    "objective",
+]
 
 # Where each public name lives. Looked up on first use: `import tercet` and `tercet --help` need no torch.
 _HOMES = {
@@ -20,6 +29,7 @@ _HOMES = {
     "cocos": "tercet.analysis.cocos",
     "compare": "tercet.comparison.grid",
     "evaluate": "tercet.evaluation",
+    "evaluate_embeddings": "tercet.evaluation",
     "load": "tercet.retriever",
     "load_original": "tercet.retriever",
     "objective": "tercet.objectives",

@@ -1,0 +1,174 @@
+"""The rank of every positive of every query, both directions, by counting what is ahead and never by sorting."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tercet.contracts import PairMask
+from tercet.evaluation.ahead import Ahead, count_ahead
+from tercet.evaluation.tiles import Tiles
+
+TIES = ("against", "expected", "optimistic")
+
+Items = Int[np.ndarray, " pair"]
+# Similarity of pairs, and the candidates that reach and that pass it.
+_Found = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Positive pairs, each once, in the order of a mask's `nonzero()`: by image, then by caption."""
+
+    image: Items
+    caption: Items
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[int, int]] | Int[np.ndarray, "pair 2"]) -> "Pairs":
+        """Of (image, caption) in any order; what is listed twice counts once."""
+        listed = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.int64).reshape(-1, 2)
+        unique = np.unique(listed, axis=0)
+        return Pairs(unique[:, 0].copy(), unique[:, 1].copy())
+
+
+@dataclass(frozen=True)
+class Positives:
+    """Which pairs are positive when an image is the query, and when a caption is: annotations may differ."""
+
+    i2t: Pairs
+    t2i: Pairs
+
+    @property
+    def symmetric(self) -> bool:
+        return self.i2t is self.t2i
+
+    @staticmethod
+    def of_owners(owners: Int[Tensor, " caption"]) -> "Positives":
+        """Every caption with its image."""
+        rows = owners.cpu().numpy().astype(np.int64)
+        order = np.argsort(rows, kind="stable")
+        pairs = Pairs(rows[order], order)
+        return Positives(pairs, pairs)
+
+    @staticmethod
+    def of_mask(positives: PairMask) -> "Positives":
+        image, caption = positives.nonzero(as_tuple=True)
+        pairs = Pairs(image.cpu().numpy(), caption.cpu().numpy())
+        return Positives(pairs, pairs)
+
+
+@dataclass(frozen=True)
+class DirectionRanks:
+    """One direction: of each positive pair the ranks of its candidate, 1-based; fractions where ties are expected."""
+
+    anchor: Items
+    candidate: Items
+    rank: Float[np.ndarray, " pair"]
+    """Among all candidates."""
+    rank_negatives: Float[np.ndarray, " pair"]
+    """Among the negatives of the anchor and this positive alone."""
+    ahead: Int[np.ndarray, " pair"]
+    """Negatives that come before it whatever the ties do."""
+    tied: Int[np.ndarray, " pair"]
+    """Negatives of equal similarity, where ties are expected; elsewhere 0."""
+    candidates: int
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a run keeps of an evaluation: enough for every metric, and for comparing runs query by query."""
+
+    i2t: DirectionRanks
+    t2i: DirectionRanks
+    symmetric: bool
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Named arrays, one number a pair: for a file. Where positives differ by direction, each has its own pairs."""
+        sides = {"i2t": self.i2t, "t2i": self.t2i}
+        pairs = {"i2t": (self.i2t.anchor, self.i2t.candidate), "t2i": (self.t2i.candidate, self.t2i.anchor)}
+        arrays: dict[str, np.ndarray] = {}
+        if self.symmetric:
+            arrays["image"], arrays["caption"] = pairs["i2t"]
+        for side, ranks in sides.items():
+            if not self.symmetric:
+                arrays[f"{side}_image"], arrays[f"{side}_caption"] = pairs[side]
+            arrays[f"{side}_rank"] = _whole(ranks.rank)
+            arrays[f"{side}_rank_negatives"] = _whole(ranks.rank_negatives)
+        return arrays
+
+
+def rank_positives(tiles: Tiles, positives: Positives, *, ties: str = "against") -> Ranks:
+    """Ranks of all positive pairs. On a tie the negative comes first, so that a collapsed model scores 0, not luck;
+    "optimistic" puts the positive first, "expected" gives the mean over all orders of what is tied."""
+    return rank_several(tiles, [positives], ties=ties)[0]
+
+
+def rank_several(tiles: Tiles, annotations: list[Positives], *, ties: str = "against") -> list[Ranks]:
+    """Ranks under several annotations of the same items, from one computation of the similarities."""
+    if ties not in TIES:
+        raise ValueError(f"ties {ties!r} is not one of {', '.join(TIES)}")
+    lists = [pairs for each in annotations for pairs in ((each.i2t,) if each.symmetric else (each.i2t, each.t2i))]
+    image = np.concatenate([pairs.image for pairs in lists])
+    caption = np.concatenate([pairs.caption for pairs in lists])
+    if not len(image):
+        raise ValueError("no query has a positive: there is nothing to evaluate")
+    found = count_ahead(tiles, image, caption, reaching=ties != "optimistic", passing=ties != "against")
+    bounds = np.cumsum([0, *(len(pairs.image) for pairs in lists)])
+    places = {id(pairs): slice(a, b) for pairs, a, b in zip(lists, bounds[:-1], bounds[1:], strict=True)}
+    return [
+        Ranks(
+            _direction(
+                each.i2t.image, each.i2t.caption, _side(found, "captions", places[id(each.i2t)]), tiles.captions
+            ),
+            _direction(each.t2i.caption, each.t2i.image, _side(found, "images", places[id(each.t2i)]), tiles.images),
+            each.symmetric,
+        )
+        for each in annotations
+    ]
+
+
+def _side(found: Ahead, candidates: str, place: slice) -> _Found:
+    reaching, passing = getattr(found, f"{candidates}_reaching"), getattr(found, f"{candidates}_passing")
+    return (
+        found.similarity[place],
+        None if reaching is None else reaching[place],
+        None if passing is None else passing[place],
+    )
+
+
+def _direction(anchor: Items, candidate: Items, found: _Found, candidates: int) -> DirectionRanks:
+    """From counts over all candidates to counts over negatives: the anchor's own positives are taken out."""
+    similarity, reaching, passing = found
+    order = np.lexsort((-similarity, anchor))
+    first, _ = _runs(anchor[order])
+    place = np.arange(len(order)) - first  # 0-based among the anchor's own positives, the most similar first
+    group_first, group_end = _runs(anchor[order], similarity[order])
+    negatives_reaching = None if reaching is None else reaching[order] - (group_end - first)
+    negatives_passing = None if passing is None else passing[order] - (group_first - first)
+    ahead = negatives_reaching if negatives_passing is None else negatives_passing
+    assert ahead is not None
+    tied = np.zeros_like(ahead) if negatives_reaching is None else negatives_reaching - ahead
+    nth, equals = np.arange(len(order)) - group_first + 1, group_end - group_first
+    rank_negatives = 1 + ahead + nth * tied / (equals + 1)
+    back = np.argsort(order)
+    return DirectionRanks(
+        anchor, candidate, (rank_negatives + place)[back], rank_negatives[back], ahead[back], tied[back], candidates
+    )
+
+
+def _runs(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each element of sorted keys: where its run of equal keys begins, and where it ends."""
+    changes = np.zeros(len(keys[0]), dtype=bool)
+    changes[:1] = True
+    for key in keys:
+        changes[1:] |= key[1:] != key[:-1]
+    starts = np.flatnonzero(changes)
+    run = np.cumsum(changes) - 1
+    return starts[run], np.append(starts[1:], len(changes))[run]
+
+
+def _whole(ranks: np.ndarray) -> np.ndarray:
+    """Ranks are whole numbers unless ties are expected; a file need not hold them as fractions."""
+    return ranks.astype(np.int64) if (ranks == np.floor(ranks)).all() else ranks
