@@ -1,0 +1,1 @@
+"""Settings -> weights: the step, the loop around it, checkpoints, run folders."""

@@ -1,0 +1,84 @@
+"""More devices: each process takes its share of every batch, negatives come from all of them.
+
+`torchrun --nproc-per-node 2 -m tercet.cli train ...`. The objective gathers embeddings with an exact gradient; here
+gradients of weights are averaged, so that every process makes the step that one process would make on the whole batch.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from tercet.contracts import Batch
+
+
+def world() -> tuple[int, int]:
+    """(rank, number of processes)."""
+    return (dist.get_rank(), dist.get_world_size()) if _together() else (0, 1)
+
+
+def leads() -> bool:
+    """Whether this process writes and speaks."""
+    return world()[0] == 0
+
+
+@contextmanager
+def together(device: str) -> Iterator[None]:
+    """Joins the processes that torchrun started; alone, does nothing."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or _together():
+        yield
+        return
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def share_of(batch: Batch, rank: int, count: int) -> Batch:
+    """This process's images, and the captions of the same rows, or of these images where there are several each.
+
+    Made from the whole batch, so that what is random about it does not depend on the number of processes.
+    """
+    rows = len(batch.image_ids)
+    start, end = rows * rank // count, rows * (rank + 1) // count
+    images = slice(start, end)
+    if rows == len(batch.caption_ids):
+        captions: slice | Tensor = images
+    else:
+        captions = torch.isin(batch.caption_ids, batch.image_ids[images])
+    return replace(
+        batch,
+        images=batch.images[images],
+        captions=batch.captions[captions],
+        image_ids=batch.image_ids[images],
+        caption_ids=batch.caption_ids[captions],
+        image_lengths=None if batch.image_lengths is None else batch.image_lengths[images],
+        caption_lengths=None if batch.caption_lengths is None else batch.caption_lengths[captions],
+    )
+
+
+def average_gradients(model: nn.Module) -> None:
+    if not _together():
+        return
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def wait_for_all() -> None:
+    if _together():
+        dist.barrier()
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()

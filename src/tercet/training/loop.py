@@ -1,0 +1,237 @@
+"""The loop: epochs of steps, validation, checkpoints. Where it is lies in `Place`, all else follows from the settings.
+
+All that is random in a step comes from the seed of that step, so a run that was stopped and goes on makes the very
+steps that one that was never stopped makes.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tercet import runs
+from tercet.analysis.cocos import cocos
+from tercet.contracts import Batch
+from tercet.data.batches import Batches
+from tercet.data.dropout import SizeAugmentation
+from tercet.data.meetings import Meeting, k_caption_meetings, paired_meetings
+from tercet.data.pairs import PairedData
+from tercet.objectives.base import RowObjective
+from tercet.training import distributed
+from tercet.training.checkpoint import newest_state, save_state
+from tercet.training.interrupt import Interrupt
+from tercet.training.optimizers import freeze, make_optimizer
+from tercet.training.report import Report
+from tercet.training.schedule import ramp, schedule
+from tercet.training.settings import TrainSettings
+from tercet.training.step import Outcome, Step
+from tercet.training.watch import Watch, first_not_finite
+
+SMOOTHED = 0.95  # how much of the old figure a new one keeps, in what is shown
+
+
+@dataclass
+class Place:
+    """Where a run is: everything besides weights and the optimizer's memory that a resume needs."""
+
+    epoch: int = 0
+    position: int = 0
+    """Steps made in this epoch."""
+    step: int = 0
+    best: float = float("-inf")
+    best_epoch: int = -1
+    clipped: int = 0
+    metrics_length: int = 0
+
+
+class Loop:
+    def __init__(
+        self,
+        model: Any,
+        data: PairedData,
+        objectives: tuple[RowObjective, RowObjective],
+        settings: TrainSettings,
+        folder: Path,
+        report: Report,
+        device: torch.device,
+    ) -> None:
+        """`objectives`: of the first epochs, and of the rest."""
+        self.model, self.data, self.objectives, self.settings = model, data, objectives, settings
+        self.folder, self.report, self.device = folder, report, device
+        model.to(device, torch.float64 if settings.precision == "float64" else torch.float32)
+        freeze(model, settings.frozen)
+        self.optimizer = make_optimizer(model, settings)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.step, self.watch, self.place = Step(model, settings), Watch(report.say), Place()
+        grid = getattr(model, "backbone", None) is not None
+        augmentation = SizeAugmentation(settings.drop_regions, settings.drop_words, grid)
+        self.batches = Batches(data, augmentation, settings.ignore_equal_text)
+        self.steps_an_epoch = len(self._meetings(0)) // settings.accumulate
+        if not self.steps_an_epoch:
+            raise ValueError(f"{len(data.owners)} captions do not fill --accumulate {settings.accumulate} batches")
+        self.factor = schedule(settings, self.steps_an_epoch)
+        self.news: dict[str, str] = {}
+        self.speed = _Speed()
+
+    def restore(self) -> None:
+        """To the newest good checkpoint, if there is one."""
+        state = newest_state(self.folder / runs.STATE, self.report.say)
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.place = Place(**state["place"])
+            self.report.say(f"goes on after step {self.place.step} of {self.total}")
+        self.metrics = runs.MetricsFile(self.folder, self.place.metrics_length) if distributed.leads() else None
+
+    @property
+    def total(self) -> int:
+        return self.steps_an_epoch * self.settings.epochs
+
+    def epochs(self) -> Iterator[int]:
+        """Trains; yields after each epoch, for validation. The checkpoint of an epoch is written by `epoch_done`."""
+        self.watch.data(self.data)
+        with Interrupt() as interrupt:
+            for epoch in range(self.place.epoch, self.settings.epochs):
+                self._begin(epoch)
+                for _ in self._steps(epoch):
+                    if interrupt.asked or self.place.step % self.settings.checkpoint_every == 0:
+                        self.save()
+                    if interrupt.asked:
+                        raise KeyboardInterrupt
+                yield epoch
+                if interrupt.asked:
+                    raise KeyboardInterrupt
+
+    def epoch_done(self, epoch: int, metrics: Mapping[str, float], value: float | None) -> bool:
+        """Writes down what validation gave; True where these weights are the best so far."""
+        better = value is None or value > self.place.best
+        if better:
+            self.place.best, self.place.best_epoch = self.place.best if value is None else value, epoch
+        if self.metrics is not None and metrics:
+            self.metrics.append({"epoch": epoch + 1, "step": self.place.step, "split": "validation", **metrics})
+        self.place.epoch, self.place.position = epoch + 1, 0
+        return better
+
+    def save(self) -> None:
+        if self.metrics is not None:
+            self.place.metrics_length = self.metrics.length
+            state = {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "place": asdict(self.place),
+            }
+            save_state(self.folder / runs.STATE, self.place.step, state)
+
+    def _begin(self, epoch: int) -> None:
+        backbone = getattr(self.model, "backbone", None)
+        if backbone is not None and self.settings.thaw_epoch:
+            backbone.set_trained(epoch >= self.settings.thaw_epoch)
+        self.model.train()
+
+    def _meetings(self, epoch: int) -> list[Meeting]:
+        chosen = self.settings
+        if chosen.captions_each is not None:
+            return k_caption_meetings(
+                self.data.owners, chosen.batch_size, chosen.captions_each, seed=chosen.seed, epoch=epoch
+            )
+        return paired_meetings(self.data.owners, chosen.batch_size, seed=chosen.seed, epoch=epoch)
+
+    def _steps(self, epoch: int) -> Iterator[None]:
+        several = self.settings.accumulate
+        meetings = self._meetings(epoch)[self.place.position * several : self.steps_an_epoch * several]
+        objective = self.objectives[0 if epoch < self.settings.first_epochs else 1]
+        batches = self.batches.run(meetings, workers=self.settings.workers)
+        for start in range(0, len(meetings), several):
+            self.speed.waiting()
+            together = [(self._placed(next(batches)), meeting) for meeting in meetings[start : start + several]]
+            self.speed.working()
+            self._one_step(objective, together, ramp(self.settings, epoch, self.place.position, self.steps_an_epoch))
+            self.place.position += 1
+            self.place.step += 1
+            self.speed.done(sum(len(batch.caption_ids) for batch, _ in together))
+            self.report.step(self.place.step, self.total, self.news | self.speed.news())
+            yield
+
+    def _one_step(self, objective: RowObjective, together: list[tuple[Batch, Meeting]], factor: float) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self.factor(self.place.step)
+        self.optimizer.zero_grad()
+        for batch, meeting in together:
+            outcome = self.step(objective, batch, meeting.seed, factor / len(together))
+        distributed.average_gradients(self.model)
+        limit = float("inf") if self.settings.clip is None else self.settings.clip
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        self.place.clipped += norm > limit
+        self.watch.finite(outcome.scalar, norm, lambda: first_not_finite(_tensors(batch, outcome), self.model))
+        self.optimizer.step()
+        if self.settings.cocos_every and self.place.step % self.settings.cocos_every == 0:
+            self._count(objective, batch, outcome, norm)
+
+    def _count(self, objective: RowObjective, batch: Batch, outcome: Outcome, norm: float) -> None:
+        """Of this process's share of the batch."""
+        similarity = self.model.similarity(outcome.images, outcome.captions)
+        positives = batch.positives()
+        monitor = objective.monitor(similarity, positives, batch.ignored).item()
+        counts = cocos(objective, similarity, positives, ignored=batch.ignored)
+        self.news["monitor"] = f"{monitor:.3g}"
+        self.watch.step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)
+        if self.metrics is not None:
+            line = {"step": self.place.step, "monitor": monitor, "scalar": outcome.scalar, "gradient_norm": norm}
+            self.metrics.append(line | {"cocos": counts})
+
+    def _placed(self, batch: Batch) -> Batch:
+        """This process's share, on its device, in the run's precision."""
+        rank, count = distributed.world()
+        if self.settings.positives == "diagonal":
+            rows = torch.arange(len(batch.image_ids))
+            batch = replace(batch, image_ids=rows, caption_ids=rows)
+        if count > 1:
+            batch = distributed.share_of(batch, rank, count)
+        if self.device.type == "cpu" and self.settings.precision != "float64":
+            return batch
+        dtype = torch.float64 if self.settings.precision == "float64" else torch.float32
+        moved = {
+            name: value.to(self.device, dtype if value.is_floating_point() else value.dtype)
+            for name, value in vars(batch).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(batch, **moved)
+
+
+def _tensors(batch: Batch, outcome: Outcome) -> list[tuple[str, Tensor | None]]:
+    captions = batch.captions if batch.captions.is_floating_point() else None
+    return [
+        ("the images of the batch", batch.images),
+        ("the captions of the batch", captions),
+        ("embedded images", outcome.images),
+        ("embedded captions", outcome.captions),
+    ]
+
+
+class _Speed:
+    """Pairs a second, and the share of the time spent waiting for data."""
+
+    def __init__(self) -> None:
+        self._mark = time.perf_counter()
+        self._wait = self._work = 0.0
+        self._pairs = 0.0
+
+    def waiting(self) -> None:
+        self._mark = time.perf_counter()
+
+    def working(self) -> None:
+        now = time.perf_counter()
+        self._wait = SMOOTHED * self._wait + now - self._mark
+        self._mark = now
+
+    def done(self, pairs: int) -> None:
+        self._work = SMOOTHED * self._work + time.perf_counter() - self._mark
+        self._pairs = SMOOTHED * self._pairs + pairs
+
+    def news(self) -> dict[str, str]:
+        total = self._wait + self._work
+        return {"pairs/s": f"{self._pairs / total:.0f}", "data wait": f"{100 * self._wait / total:.0f} %"}

@@ -1,0 +1,43 @@
+"""Weights -> an optimizer: which are trained, each part at its own rate."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tercet.training.settings import TrainSettings
+
+OPTIMIZERS: Mapping[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def freeze(model: nn.Module, frozen: Sequence[str]) -> None:
+    """Parts by the beginning of their name; a name that nothing begins with is a mistake."""
+    for start in frozen:
+        for parameter in _beginning_with(model, start).values():
+            parameter.requires_grad_(False)
+
+
+def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+    """The group of each rate holds all its weights, frozen ones too: they may thaw."""
+    rates = dict.fromkeys((name for name, _ in model.named_parameters()), 1.0)
+    for start, factor in settings.part_rates.items():
+        rates |= dict.fromkeys(_beginning_with(model, start), float(factor))
+    parameters = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [parameters[name] for name in rates if rates[name] == factor], "lr": settings.learning_rate * factor}
+        for factor in sorted(set(rates.values()), reverse=True)
+    ]
+    # One pass over all weights of a group instead of a dozen small operations each.
+    made: torch.optim.Optimizer = OPTIMIZERS[settings.optimizer](groups, weight_decay=settings.weight_decay, fused=True)
+    return made
+
+
+def _beginning_with(model: nn.Module, start: str) -> dict[str, nn.Parameter]:
+    found = {
+        name: parameter for name, parameter in model.named_parameters() if name == start or name.startswith(f"{start}.")
+    }
+    if not found:
+        parts = ", ".join(name for name, _ in model.named_children())
+        raise ValueError(f"no weights begin with {start!r}; the model's parts are: {parts}")
+    return found

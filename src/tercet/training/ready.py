@@ -1,0 +1,135 @@
+"""A data set made ready for a system: the sources that it reads, the sizes that the data decides, the model itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from tercet.data.dataset import DataSet, Split
+from tercet.data.features.manifest import encoders_of
+from tercet.data.formats import open_data
+from tercet.data.pairs import PairedData, Source, paired
+from tercet.data.pixels import Pixels, PixelSettings
+from tercet.data.text.tokens import pretrained_tokens_of, tokens_of
+from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
+from tercet.models import build, preset
+from tercet.retriever import Reading, Retriever, load
+from tercet.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Splits as a model sees them. One of these serves any number of runs that read the data alike."""
+
+    name: str
+    train: PairedData
+    validation: PairedData | None
+    test: PairedData | None
+    system: str
+    sizes: dict[str, Any]
+    """Settings of the model that the data decides."""
+    reading: Reading
+
+    @cached_property
+    def checksum(self) -> str:
+        splits = (self.train, self.validation, self.test)
+        return "".join(split.checksum()[:16] for split in splits if split is not None)
+
+    def model(self, settings: TrainSettings) -> nn.Module:
+        """With weights drawn from the run's seed, or those it starts from."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            model = build(settings.model, **self.sizes | settings.model_settings)
+        if settings.start_from is not None:
+            first = load(settings.start_from)
+            if first.system != self.system:
+                raise ValueError(f"{settings.start_from} holds a {first.system}, not a {self.system}")
+            own, theirs = model.state_dict(), first.model.state_dict()
+            wrong = [name for name in own if name not in theirs or own[name].shape != theirs[name].shape]
+            if wrong:
+                raise ValueError(f"{settings.start_from} does not fit the model: {', '.join(wrong)}")
+            model.load_state_dict({name: theirs[name] for name in own})
+        return model
+
+    def retriever(self, model: nn.Module) -> Retriever:
+        return Retriever(self.system, model, self.reading)
+
+
+def make_ready(settings: TrainSettings) -> Ready:
+    """Open the data and find what the model named in the settings wants of it."""
+    data = open_data(settings.data, images=settings.images, features=settings.features)
+    system, wanted = preset(settings.model)
+    wanted = wanted | settings.model_settings
+    name = data.path.stem.removeprefix("dataset_") if settings.data.split(":")[0] != "scenes" else "scenes"
+    read_images, image_sizes, image_reading = _images(data, system, wanted, settings)
+    read_captions, caption_sizes, caption_reading = _captions(data, system, wanted, settings)
+
+    def side(split_name: str) -> PairedData | None:
+        if split_name not in data.splits and "+" not in split_name:
+            return None
+        split = data.split(split_name)
+        return paired(name, split, read_images(split), read_captions(split))
+
+    training = side(settings.train_split)
+    if training is None:
+        data.split(settings.train_split)  # says which splits there are
+    assert training is not None
+    return Ready(
+        name,
+        training,
+        side(settings.validation_split),
+        side(settings.test_split),
+        system,
+        image_sizes | caption_sizes,
+        Reading(**image_reading | caption_reading),
+    )
+
+
+Read = Callable[[Split], Source | None]
+Side = tuple[Read, dict[str, Any], dict[str, Any]]
+
+
+def _images(data: DataSet, system: str, wanted: dict[str, Any], settings: TrainSettings) -> Side:
+    """Pixels for a model with a backbone, where the data has pictures and no features; features otherwise."""
+    split = data.split(settings.train_split)
+    if wanted.get("backbone") is not None and wanted.get("image_dim") is None and split.features is None:
+        pixels = PixelSettings()
+        if split.pictures is None:
+            raise ValueError(f"{data.path} has no pictures, which {settings.model} sees")
+
+        def read(part: Split) -> Source:
+            assert part.pictures is not None
+            return Pixels(part.pictures, pixels)
+
+        return read, {}, {"pixels": pixels}
+    if split.features is None:
+        raise ValueError(f"{data.path} has no features of images: run `tercet features` first, or train with pixels")
+    encoder, grid = encoders_of(data.path).images
+    return (
+        lambda part: part.features,
+        {"image_dim": split.features.shape[-1]},
+        {"image_encoder": encoder, "grid": grid},
+    )
+
+
+def _captions(data: DataSet, system: str, wanted: dict[str, Any], settings: TrainSettings) -> Side:
+    split = data.split(settings.train_split)
+    if system == "heads":
+        if split.caption_features is None:
+            raise ValueError(
+                f"{data.path} has no features of captions, which heads stand on: run `tercet features` first, or "
+                "train a model of words such as vsepp"
+            )
+        return (
+            lambda part: part.caption_features,
+            {"caption_dim": split.caption_features.shape[-1]},
+            {"text_encoder": encoders_of(data.path).captions},
+        )
+    if isinstance(wanted.get("bert"), str):
+        name = wanted["bert"]
+        return lambda part: pretrained_tokens_of(part.texts, name, longest=512), {}, {"tokenizer": name}
+    words: Vocabulary = build_vocabulary(split.texts)
+    return lambda part: tokens_of(part.texts, words), {"words": len(words)}, {"vocabulary": words}

@@ -1,0 +1,63 @@
+"""Training settings of the published recipes, by the name of the model's preset; FACTS of each are in PAPERS.md."""
+
+from typing import Any
+
+# Adam without weight decay, gradients clipped at 2, the learning rate a tenth from an epoch on.
+_LINEAGE: dict[str, Any] = {
+    "epochs": 30,
+    "batch_size": 128,
+    "positives": "diagonal",
+    "optimizer": "adam",
+    "learning_rate": 2e-4,
+    "weight_decay": 0.0,
+    "schedule": "steps",
+    "decay_epochs": (15,),
+    "warm_up_epochs": 0.0,
+    "clip": 2.0,
+}
+_VSRN = _LINEAGE | {"caption_weight": 1.0, "select": "i2t_r1+i2t_r5+t2i_r1+t2i_r5"}
+_STUDY = _LINEAGE | {"decay_epochs": (15,)}
+# An epoch of SmoothAP goes over images, each with five captions: five times the epochs make as many steps.
+_STUDY_SMOOTH_AP = _STUDY | {
+    "objective": "smooth-ap",
+    "positives": "ids",
+    "captions_each": 5,
+    "epochs": 150,
+    "decay_epochs": (75,),
+}
+_VSE_INFINITY = _LINEAGE | {
+    "epochs": 25,
+    "optimizer": "adamw",
+    "learning_rate": 5e-4,
+    "weight_decay": 1e-4,
+    "first_objective": "triplet",
+    "first_epochs": 1,
+    "drop_regions": 0.2,
+    "drop_words": 0.2,
+}
+_BERT_RATE = {"captions.bert": 0.1}
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "heads": {},
+    "vsepp": _LINEAGE | {"positives": "ids"},
+    "vsrn": _LINEAGE | {"positives": "ids"},
+    "vse-infinity": _VSE_INFINITY | {"positives": "ids", "weight_decay": 1e-2},
+    "vsepp-f30k": _LINEAGE | {"crop": True},
+    "vsepp-coco": _LINEAGE | {"crop": True},
+    "vsepp-f30k-finetuned": _LINEAGE | {"crop": True, "epochs": 15, "learning_rate": 2e-5, "decay_epochs": ()},
+    "vsepp-coco-finetuned": _LINEAGE | {"crop": True, "epochs": 15, "learning_rate": 2e-5, "decay_epochs": ()},
+    "vsepp-precomp": _LINEAGE,
+    "vsepp-order": _LINEAGE | {"objective_settings": {"margin": 0.05}, "learning_rate": 1e-3},
+    "vsepp-study": _STUDY | {"crop": True},
+    "vsepp-study-smooth-ap": _STUDY_SMOOTH_AP | {"crop": True},
+    "vsrn-f30k": _VSRN | {"decay_epochs": (10, 20)},
+    "vsrn-coco": _VSRN,
+    "vsrn-study-f30k": _STUDY | {"decay_epochs": (10, 20), "select": _VSRN["select"]},
+    "vsrn-study-f30k-smooth-ap": _STUDY_SMOOTH_AP | {"decay_epochs": (50, 100), "select": _VSRN["select"]},
+    "vsrn-study-coco": _STUDY | {"select": _VSRN["select"]},
+    "vsrn-study-coco-smooth-ap": _STUDY_SMOOTH_AP | {"select": _VSRN["select"]},
+    "vse-infinity-butd": _VSE_INFINITY | {"part_rates": _BERT_RATE},
+    "vse-infinity-butd-bigru": _VSE_INFINITY | {"weight_decay": 1e-2},
+    "vse-infinity-grid": _VSE_INFINITY
+    | {"part_rates": _BERT_RATE | {"backbone": 0.01}, "thaw_epoch": 1, "ramp_epoch": 1, "crop": True},
+}

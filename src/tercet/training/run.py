@@ -1,0 +1,168 @@
+"""One run from settings to a finished folder: `tercet train` and `tercet.train`."""
+
+import hashlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tercet import runs
+from tercet.data.whole import LOCK, alone
+from tercet.objectives import RowObjective, objective
+from tercet.objectives.from_file import is_file_name, source_checksum
+from tercet.retriever import WEIGHTS
+from tercet.training import distributed
+from tercet.training.board import Board
+from tercet.training.checkpoint import write_safely
+from tercet.training.config import train_settings
+from tercet.training.loop import Loop
+from tercet.training.ready import Ready, make_ready
+from tercet.training.report import Report, TerminalReport
+from tercet.training.settings import TrainSettings, identity_of
+from tercet.training.validation import evaluated, selected
+
+NOT_HASHED = ("data", "images")  # the data's checksum says more than the place it lies in
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: `tercet.load(run.folder)` is its model."""
+
+    folder: Path
+    metrics: dict[str, float]
+    """On test, with the weights that were best on validation."""
+
+
+def train(**given: Any) -> Trained:
+    """`tercet train` as a function: takes its settings by name."""
+    return train_run(train_settings(given))
+
+
+def train_run(settings: TrainSettings, ready: Ready | None = None, report: Report | None = None) -> Trained:
+    """With data that is ready already, where several runs share it."""
+    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    main, first, identity = resolve(settings)  # before any work: a wrong name costs nothing
+    ready = make_ready(settings) if ready is None else ready
+    with distributed.together(device.type):
+        if distributed.leads():
+            runs.make_root(settings.runs)
+        hashed = {name: value for name, value in identity.items() if name not in NOT_HASHED}
+        mark = runs.run_hash(hashed, ready.checksum)
+        finished = runs.find_run(settings.runs, mark)
+        if finished is not None:
+            if not settings.resume:
+                raise ValueError(f"{finished} is finished, and never overwritten: remove it to run it again")
+            return Trained(finished, runs.read_metrics(finished))
+        distributed.wait_for_all()
+        if distributed.leads():
+            runs.open_run(settings.runs, mark, data=ready.name, settings=identity, anew=not settings.resume)
+        distributed.wait_for_all()
+        folder = runs.open_run(settings.runs, mark, data=ready.name, settings=identity)
+        return _conducted(settings, ready, (first or main, main), folder, report, device)
+
+
+def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
+    """The objective, that of the first epochs, and all that makes the run, ready for JSON."""
+    main = objective(settings.objective, **settings.objective_settings)
+    first = None if settings.first_objective is None else objective(settings.first_objective)
+    own = is_file_name(settings.objective)
+    identity = identity_of(settings) | {
+        "objective": settings.objective if own else main.name,
+        "objective_settings": main.settings,
+        "objective_source": source_checksum(settings.objective) if own else None,
+        "start_checksum": None if settings.start_from is None else _checksum(Path(settings.start_from) / WEIGHTS),
+    }
+    return main, first, identity
+
+
+def _conducted(
+    settings: TrainSettings,
+    ready: Ready,
+    objectives: tuple[RowObjective, RowObjective],
+    folder: Path,
+    report: Report | None,
+    device: torch.device,
+) -> Trained:
+    if not distributed.leads():
+        _trained(settings, ready, objectives, folder, Report(folder.name), device)
+        distributed.wait_for_all()
+        return Trained(folder, runs.read_metrics(folder))
+    started = time.perf_counter()
+    with alone(folder), report or TerminalReport(folder.name, folder / runs.LOG) as shown:
+        shown.say(f"run folder {folder}")
+        metrics = _trained(settings, ready, objectives, folder, shown, device)
+        runs.finish_run(folder, device=str(device), seconds=time.perf_counter() - started)
+        (folder / LOCK).unlink()
+    distributed.wait_for_all()
+    return Trained(folder, metrics)
+
+
+def _trained(
+    settings: TrainSettings,
+    ready: Ready,
+    objectives: tuple[RowObjective, RowObjective],
+    folder: Path,
+    report: Report,
+    device: torch.device,
+) -> dict[str, float]:
+    with torch.random.fork_rng(devices=[]):
+        model = ready.model(settings)
+        retriever = ready.retriever(model)
+        loop = Loop(model, ready.train, objectives, settings, folder, report, device)
+        loop.restore()
+        if distributed.leads():
+            retriever.write_description(folder)
+        board = Board(folder) if settings.tensorboard and distributed.leads() else None
+        if ready.validation is None:
+            report.say(f"the data has no split {settings.validation_split!r}: the last weights are kept")
+        for epoch in loop.epochs():
+            if distributed.leads():
+                _validated(loop, epoch, ready, retriever, board)
+            else:
+                loop.epoch_done(epoch, {}, None)
+            distributed.wait_for_all()
+        return _final(loop, ready, retriever) if distributed.leads() else {}
+
+
+def _validated(loop: Loop, epoch: int, ready: Ready, retriever: Any, board: Any) -> None:
+    metrics: dict[str, float] = {}
+    value = None
+    if ready.validation is not None:
+        metrics = evaluated(loop.model, ready.validation).metrics
+        value = selected(metrics, loop.settings.select)
+        loop.watch.validation(metrics, len(ready.validation.images), epoch)
+    if loop.epoch_done(epoch, metrics, value):
+        write_safely(loop.folder / WEIGHTS, retriever.weights())
+    loop.save()
+    if metrics:
+        shown = f"i2t R@1 {metrics['i2t_r1']:.1f}, t2i R@1 {metrics['t2i_r1']:.1f}, rsum {metrics['rsum']:.1f}"
+        best = " (best so far)" if loop.place.best_epoch == epoch else ""
+        loop.report.say(f"epoch {epoch + 1} of {loop.settings.epochs}: validation {shown}{best}")
+    if board is not None:
+        board.write(loop.folder)
+
+
+def _final(loop: Loop, ready: Ready, retriever: Any) -> dict[str, float]:
+    """The chosen weights on test, once; on validation where there is no test."""
+    from safetensors.torch import load_file
+
+    assert loop.metrics is not None
+    held_out = ready.test if ready.test is not None else ready.validation
+    line: dict[str, Any] = {"final": True, "step": loop.place.step, "clipped_steps": loop.place.clipped}
+    if held_out is None:
+        loop.metrics.append(line)
+        return {}
+    loop.model.load_state_dict(load_file(loop.folder / WEIGHTS, device=str(loop.device)))
+    found = evaluated(loop.model, held_out)
+    runs.write_ranks(loop.folder, found.ranks.arrays())
+    split = "test" if ready.test is not None else "validation"
+    loop.metrics.append(line | {"split": split, "epoch": loop.place.best_epoch + 1, **found.metrics})
+    return found.metrics
+
+
+def _checksum(file: Path) -> str:
+    if not file.is_file():
+        raise ValueError(f"{file}: no weights there to start from")
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]

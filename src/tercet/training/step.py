@@ -1,0 +1,89 @@
+"""One step: similarity, pair gradient, backward."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tercet.contracts import Batch
+from tercet.objectives.base import RowObjective
+from tercet.training import distributed
+from tercet.training.grad_cache import Cached, refuse_batch_norm
+from tercet.training.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step saw: embeddings without their graph, and the objective's scalar."""
+
+    scalar: float
+    images: Tensor
+    captions: Tensor
+
+
+class Step:
+    """Adds the gradient of one batch to the weights' `.grad`."""
+
+    def __init__(self, model: Any, settings: TrainSettings) -> None:
+        self.model, self.settings = model, settings
+        wrap: Callable[[Any], Any] = torch.compile if settings.compile else lambda encode: encode
+        self._encode_images, self._encode_captions = wrap(model.encode_images), wrap(model.encode_captions)
+
+    def __call__(self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0) -> Outcome:
+        torch.manual_seed(seed)
+        if self.settings.grad_cache is not None:
+            return self._cached(objective, batch, seed, factor)
+        images, written = self._images(batch)
+        captions = self.encode_captions(batch.captions, batch.caption_lengths)
+        scalar = self._scalar(objective, images, captions, batch)
+        (factor * (scalar + written)).backward()
+        return Outcome(scalar.item(), images.detach(), captions.detach())
+
+    def encode_images(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "image *rest"]:
+        with self._autocast(items):
+            encoded: Tensor = self._encode_images(items, lengths)
+        return encoded.float() if encoded.dtype == torch.bfloat16 else encoded
+
+    def encode_captions(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "caption *rest"]:
+        with self._autocast(items):
+            encoded: Tensor = self._encode_captions(items, lengths)
+        return encoded.float() if encoded.dtype == torch.bfloat16 else encoded
+
+    def _scalar(self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """Whose backward delivers the pair gradient. Dot products may be streamed and gathered from all processes."""
+        if self.model.dot_product and batch.ignored is None and batch.also_positive is None:
+            return objective(images, captions, image_ids=batch.image_ids, caption_ids=batch.caption_ids)
+        if distributed.world()[1] > 1:
+            raise ValueError("several processes: the model must be one of dot products, and no pair ignored")
+        return objective.on_similarity(self.model.similarity(images, captions), batch.positives(), batch.ignored)
+
+    def _cached(self, objective: RowObjective, batch: Batch, seed: int, factor: float) -> Outcome:
+        assert self.settings.grad_cache is not None
+        refuse_batch_norm(self.model, "--grad-cache would not be exact")
+        at_once = self.settings.grad_cache
+        images = Cached(self.encode_images, batch.images, batch.image_lengths, at_once, seed)
+        captions = Cached(self.encode_captions, batch.captions, batch.caption_lengths, at_once, seed ^ 1)
+        scalar = self._scalar(objective, images.embedded, captions.embedded, batch)
+        (factor * scalar).backward()
+        images.backward()
+        captions.backward()
+        return Outcome(scalar.item(), images.embedded.detach(), captions.embedded.detach())
+
+    def _images(self, batch: Batch) -> tuple[Float[Tensor, "image *rest"], Tensor | float]:
+        """With the loss of VSRN's second signal, where it is wanted: the caption written from the regions."""
+        if not self.settings.caption_weight:
+            return self.encode_images(batch.images, batch.image_lengths), 0.0
+        with self._autocast(batch.images):
+            images, loss = self.model.encode_and_write(
+                batch.images, batch.image_lengths, batch.captions, batch.caption_lengths
+            )
+        return images.float() if images.dtype == torch.bfloat16 else images, self.settings.caption_weight * loss
+
+    def _autocast(self, items: Tensor) -> Any:
+        if self.settings.precision != "bf16":
+            return nullcontext()
+        return torch.autocast(items.device.type, dtype=torch.bfloat16)

@@ -1,0 +1,62 @@
+"""A model on a split: each item is encoded once, every positive is ranked."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tercet.data.meetings import by_length
+from tercet.data.pairs import PairedData, Source
+from tercet.data.pixels import Pixels
+from tercet.data.text.tokens import Tokens
+from tercet.evaluation import Evaluation, Tiles, evaluate_tiles, tiles_of_blocks, tiles_of_embeddings
+
+PIXELS_AT_ONCE, AT_ONCE = 64, 512
+
+
+@torch.inference_mode()
+def encoded(model: Any, data: PairedData) -> tuple[Tensor, Tensor]:
+    """Images and captions, in float32 (or the model's float64), in evaluation mode whatever mode the model is in."""
+    mode = model.training
+    model.eval()
+    try:
+        return _side(model, data.images, model.encode_images), _side(model, data.captions, model.encode_captions)
+    finally:
+        model.train(mode)
+
+
+def tiles_of(model: Any, images: Tensor, captions: Tensor) -> Tiles:
+    """Dot products where they are the model's similarity; else the model compares, block by block."""
+    if model.dot_product:
+        return tiles_of_embeddings(images, captions)
+    return tiles_of_blocks(model.similarity, images, captions)
+
+
+def evaluated(model: Any, data: PairedData) -> Evaluation:
+    """Metrics, and the rank of every positive."""
+    return evaluate_tiles(tiles_of(model, *encoded(model, data)), data.owners)
+
+
+def selected(metrics: Mapping[str, float], by: str) -> float:
+    """The number that chooses the weights: a metric, or several added."""
+    wanted = by.split("+")
+    for name in wanted:
+        if name not in metrics:
+            raise ValueError(f"--select: no metric {name!r}; known: {', '.join(metrics)}")
+    return sum(metrics[name] for name in wanted)
+
+
+def _side(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
+    """Captions of one length together, so that little is padded."""
+    weights = next(model.parameters())
+    at_once = PIXELS_AT_ONCE if isinstance(source, Pixels) else AT_ONCE
+    lengths = source.lengths() if isinstance(source, Tokens) else np.zeros(len(source), dtype=np.int64)
+    parts = by_length(lengths, at_once)
+    found = []
+    for part in parts:
+        items, real = source.take(part)
+        items = items.to(weights.device, weights.dtype) if items.is_floating_point() else items.to(weights.device)
+        found.append(encode(items, None if real is None else real.to(weights.device)).cpu())
+    return torch.cat(found)[torch.cat(parts).argsort()]

@@ -1,0 +1,228 @@
+"""A run as users start it: killed at any moment it ends as if it had never been stopped, and nothing is lost."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import tercet
+from tercet import runs
+from tercet.retriever import load
+from tests.training.small import SMALL
+
+ARGUMENTS = ["--data", "scenes:300", "--epochs", "4", "--batch-size", "32", "--checkpoint-every", "7"]
+RESULTS = ("weights.safetensors", "metrics.jsonl", "settings.json", "config.json")
+
+
+def start(folder, *more, **environment):
+    command = [sys.executable, "-m", "tercet.cli", "train", *ARGUMENTS, "--runs", str(folder), *more]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
+    )
+
+
+def finish(process):
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return said
+
+
+def only_run(folder):
+    (run,) = (found for found in folder.iterdir() if found.is_dir() and not found.name.startswith("."))
+    return run
+
+
+def assert_same_run(one, other):
+    for name in RESULTS:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    with np.load(one / "ranks.npz") as a, np.load(other / "ranks.npz") as b:
+        assert all(np.array_equal(a[name], b[name]) for name in a.files)
+
+
+def test_a_run_leaves_a_folder_with_all_it_found(tmp_path):
+    run = tercet.train(**SMALL, runs=tmp_path)
+    assert run.folder == only_run(tmp_path)
+    assert run.folder.name.split("_", 1)[1].startswith("scenes_heads_triplet-sh_s0_")
+    names = {path.name for path in run.folder.iterdir()}
+    assert names == {*RESULTS, "machine.json", "ranks.npz", "log.txt"}
+    machine = json.loads((run.folder / "machine.json").read_text())
+    assert machine["ended"] == "finished"
+    lines = runs.read_lines(run.folder)
+    assert [line["split"] for line in lines if "split" in line] == ["validation", "validation", "test"]
+    assert "hardest_share" in next(line["cocos"] for line in lines if "cocos" in line)["i2t"]
+    assert runs.read_metrics(run.folder)["rsum"] == run.metrics["rsum"] == lines[-1]["rsum"]
+    with np.load(run.folder / "ranks.npz") as ranks:
+        assert (ranks["i2t_rank"] >= ranks["i2t_rank_negatives"]).all()
+    model = tercet.load(run.folder)
+    assert model.embed_texts(["a red square"]).shape == (1, 16)
+
+
+def test_a_finished_run_is_kept_and_never_overwritten(tmp_path):
+    first = tercet.train(**SMALL, runs=tmp_path)
+    stamp = (first.folder / "machine.json").stat().st_mtime_ns
+    again = tercet.train(**SMALL, runs=tmp_path, checkpoint_every=3, workers=1)
+    assert again == first
+    assert (first.folder / "machine.json").stat().st_mtime_ns == stamp
+    with pytest.raises(ValueError, match="is finished, and never overwritten"):
+        tercet.train(**SMALL, runs=tmp_path, resume=False)
+    assert tercet.train(**SMALL | {"seed": 1}, runs=tmp_path).folder != first.folder
+
+
+def test_the_best_weights_on_validation_are_kept_and_test_is_looked_at_once(tmp_path, monkeypatch):
+    from tercet.training import run as module
+
+    values = iter([3.0, 9.0, 5.0])
+    monkeypatch.setattr(module, "selected", lambda metrics, by: next(values))
+    kept = []
+    write = module.write_safely
+    monkeypatch.setattr(module, "write_safely", lambda file, data: kept.append(data) or write(file, data))
+    folder = tercet.train(**SMALL | {"epochs": 3}, runs=tmp_path).folder
+    assert len(kept) == 2
+    assert (folder / "weights.safetensors").read_bytes() == kept[1]
+    assert runs.read_lines(folder)[-1]["epoch"] == 2
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_and_resumed_it_ends_with_the_very_same_weights(tmp_path, kills):
+    chance = random.Random(kills)
+    finish(start(tmp_path / "whole"))
+    whole, broken = only_run(tmp_path / "whole"), tmp_path / "broken"
+    done, seen = 0, set()
+    while done < kills:
+        process = start(broken, "--resume")
+        while process.poll() is None and not list(broken.glob("*/state/*.json")):
+            time.sleep(0.01)  # at least one checkpoint, or it would begin anew each time
+        time.sleep(chance.uniform(0.0, 4.0) if done % 4 else chance.uniform(2.0, 4.0))
+        finished = process.poll() is not None
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if finished:  # it got through: kill a fresh copy
+            assert_same_run(whole, only_run(broken))
+            shutil.rmtree(broken)
+            continue
+        seen |= {path.name for path in broken.glob("*/state/*.pt")}
+        done += 1
+    finish(start(broken, "--resume"))
+    assert_same_run(whole, only_run(broken))
+    assert len(seen) > 1
+
+
+def test_control_c_keeps_the_step_under_way(tmp_path):
+    process = start(tmp_path)
+    while process.poll() is None and not list(tmp_path.glob("*/state/*.json")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate()
+    assert process.returncode == 130, said
+    assert "call again to go on" in said
+    steps = [int(path.stem.split("_")[1]) for path in tmp_path.glob("*/state/*.pt")]
+    assert steps
+    assert len(steps) <= 2
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path, capsys):
+    from tercet.training import loop as module
+
+    whole = tercet.train(**SMALL, runs=tmp_path / "whole", checkpoint_every=2)
+    stop = {"at": 7}
+    save = module.save_state
+
+    def save_and_stop(folder, step, state):
+        save(folder, step, state)
+        if step >= stop["at"]:
+            raise RuntimeError("the plug was pulled")
+
+    module.save_state = save_and_stop
+    try:
+        with pytest.raises(RuntimeError, match="plug"):
+            tercet.train(**SMALL, runs=tmp_path / "broken", checkpoint_every=2)
+    finally:
+        module.save_state = save
+    newest = max((only_run(tmp_path / "broken") / "state").glob("*.pt"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    capsys.readouterr()
+    resumed = tercet.train(**SMALL, runs=tmp_path / "broken", checkpoint_every=2)
+    assert f"passed over a damaged checkpoint, {newest.name}: its checksum is another" in capsys.readouterr().err
+    assert_same_run(whole.folder, resumed.folder)
+
+
+def test_a_full_disk_is_named_and_loses_nothing(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    try:
+        process = start(disk, "--model-settings", "joint_dim=512")
+        said, _ = process.communicate()
+        assert process.returncode == 2, said
+        assert "the disk is full" in said
+        assert "Traceback" not in said
+        left = [path.name for path in disk.rglob("*") if path.name.startswith(".step")]
+        assert not left
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+        finish(start(disk, "--model-settings", "joint_dim=512"))
+        finish(start(tmp_path / "whole", "--model-settings", "joint_dim=512"))
+        assert_same_run(only_run(disk), only_run(tmp_path / "whole"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_two_processes_do_not_write_one_run(tmp_path):
+    from tercet.data.whole import alone
+
+    first = start(tmp_path)
+    while first.poll() is None and not list(tmp_path.glob("*/state/*.json")):
+        time.sleep(0.01)
+    first.kill()
+    first.communicate()
+    with alone(only_run(tmp_path)):
+        second = start(tmp_path)
+        said, _ = second.communicate()
+    assert second.returncode == 2
+    assert "another process is writing to" in said
+    finish(start(tmp_path))
+
+
+def test_without_validation_the_last_weights_are_kept(tmp_path, capsys):
+    run = tercet.train(**SMALL, runs=tmp_path, validation_split="none")
+    assert "the last weights are kept" in capsys.readouterr().err
+    assert torch.is_tensor(load(run.folder).model.image_head.linear.weight)
+
+
+def test_a_second_stage_starts_from_the_first(tmp_path):
+    first = tercet.train(**SMALL, runs=tmp_path)
+    second = tercet.train(**SMALL | {"epochs": 1, "learning_rate": 0.0}, runs=tmp_path, start_from=str(first.folder))
+    one, other = (load(run.folder).model.state_dict() for run in (first, second))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        tercet.train(**SMALL | {"model_settings": {"joint_dim": 8}}, runs=tmp_path, start_from=str(first.folder))
+    with pytest.raises(ValueError, match="no weights there to start from"):
+        tercet.train(**SMALL, runs=tmp_path, start_from=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"objective": "tripplet"}, "did you mean"),
+        ({"model": "vsep"}, "did you mean"),
+        ({"data": "nowhere"}, "no such file or folder"),
+        ({"select": "rsumm"}, "no metric 'rsumm'"),
+        ({"train_split": "trian"}, "no split 'trian'"),
+        ({"model_settings": {"joint": 3}}, "did you mean joint_dim"),
+        ({"batch_size": 5000}, "do not fill one batch"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, given, message):
+    with pytest.raises(ValueError, match=message):
+        tercet.train(**SMALL | given, runs=tmp_path)

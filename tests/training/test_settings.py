@@ -1,0 +1,95 @@
+"""Settings: every recipe resolves, what is wrong is refused with the nearest name, and only what matters is hashed."""
+
+import json
+
+import pytest
+import tyro
+
+from tercet.models.catalogue import PRESETS, SYSTEMS
+from tercet.training.config import defaults_for, train_settings
+from tercet.training.recipes import RECIPES
+from tercet.training.schedule import ramp, schedule
+from tercet.training.settings import CONDUCT, TrainSettings, identity_of, named_values
+
+
+def test_every_model_has_a_recipe_and_every_recipe_a_model():
+    assert set(RECIPES) == {*SYSTEMS, *PRESETS}
+    for name in RECIPES:
+        assert train_settings({"model": name}).model == name
+
+
+def test_a_recipe_says_what_its_paper_says():
+    vsepp, infinity = train_settings({"model": "vsepp-f30k"}), train_settings({"model": "vse-infinity-grid"})
+    assert (vsepp.epochs, vsepp.learning_rate, vsepp.decay_epochs, vsepp.clip) == (30, 2e-4, (15,), 2.0)
+    assert (vsepp.optimizer, vsepp.weight_decay, vsepp.positives) == ("adam", 0.0, "diagonal")
+    assert (infinity.first_objective, infinity.first_epochs, infinity.thaw_epoch) == ("triplet", 1, 1)
+    assert infinity.part_rates == {"captions.bert": 0.1, "backbone": 0.01}
+    plain, smooth = (train_settings({"model": f"vsepp-study{end}"}) for end in ("", "-smooth-ap"))
+    assert smooth.captions_each == 5
+    assert smooth.epochs == 5 * plain.epochs  # an epoch over images is a fifth of one over captions
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epoch": 3}, "did you mean epochs"),
+        ({"epochs": 0}, "--epochs must be a whole number of at least 1"),
+        ({"epochs": 1.5}, "--epochs must be a whole number"),
+        ({"clip": 0.0}, "--clip must be above 0"),
+        ({"learning_rate": -1.0}, "--learning-rate must be a number of at least 0"),
+        ({"positives": "diagonal", "captions_each": 5}, "does not go with --captions-each"),
+        ({"decay_epochs": (3,)}, "belong to --schedule steps"),
+        ({"decay_epochs": (3, 3), "schedule": "steps"}, "must ascend"),
+        ({"grad_cache": 8, "caption_weight": 1.0}, "caption decoder"),
+        ({"optimizer": "sgd"}, "--optimizer is adamw, adam, not 'sgd'"),
+    ],
+)
+@pytest.mark.usefixtures("without_shape_checks")
+def test_what_is_wrong_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        train_settings(given)
+
+
+def test_a_file_of_settings_gives_way_to_what_is_named_beside_it(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"epochs": 7, "model": "vsepp", "batch_size": 64}))
+    settings = train_settings({"config": file, "epochs": 3})
+    assert (settings.epochs, settings.batch_size, settings.model, settings.optimizer) == (3, 64, "vsepp", "adam")
+    (tmp_path / "mine.yaml").write_text("epochs: 9\nmodel_settings: {joint_dim: 8}\n")
+    assert train_settings({"config": tmp_path / "mine.yaml"}).model_settings == {"joint_dim": 8}
+    (tmp_path / "bad.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"bad.json: expected settings by name"):
+        train_settings({"config": tmp_path / "bad.json"})
+    with pytest.raises(ValueError, match="cannot be read"):
+        train_settings({"config": tmp_path / "none.json"})
+
+
+def test_a_command_line_starts_from_the_recipe_of_its_model():
+    arguments = ["--model", "vse-infinity-butd", "--epochs", "3", "--model-settings", "joint_dim=32", "kind=mlp"]
+    settings = tyro.cli(TrainSettings, args=arguments, default=defaults_for(arguments))
+    assert (settings.epochs, settings.optimizer, settings.first_objective) == (3, "adamw", "triplet")
+    assert settings.model_settings == {"joint_dim": 32, "kind": "mlp"}
+    assert defaults_for(["--model=vsepp"]).optimizer == "adam"
+    with pytest.raises(ValueError, match="expected name=value"):
+        named_values(["joint_dim"])
+
+
+def test_how_a_run_is_carried_out_does_not_make_it_another(tmp_path):
+    one = identity_of(TrainSettings())
+    other = identity_of(TrainSettings(runs=tmp_path, workers=3, checkpoint_every=7, device="cpu"))
+    assert one == other
+    assert not set(one) & set(CONDUCT)
+    assert identity_of(TrainSettings(seed=1)) != one
+    json.dumps(one)
+
+
+def test_schedules():
+    cosine = schedule(train_settings({"epochs": 3, "warm_up_epochs": 1}), 4)
+    assert [cosine(step) for step in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert cosine(8) == pytest.approx(0.5)
+    assert cosine(12) == pytest.approx(0.0)
+    steps = schedule(train_settings({"schedule": "steps", "decay_epochs": (1, 2), "warm_up_epochs": 0}), 4)
+    assert [steps(step) for step in (0, 3, 4, 7, 8)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    constant = schedule(train_settings({"schedule": "constant", "warm_up_epochs": 0.5}), 4)
+    assert [constant(step) for step in range(3)] == [0.5, 1.0, 1.0]
+    assert [ramp(train_settings({"ramp_epoch": 1}), epoch, 2, 8) for epoch in (0, 1, 2)] == [1.0, 0.25, 1.0]
