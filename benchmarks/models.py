@@ -22,7 +22,7 @@ from tercet.data.text.tokens import tokens_of
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.objectives import objective
-from tercet.retriever import AT_ONCE
+from tercet.retriever import TEXTS_AT_ONCE
 
 RESNET50 = {
     "model_type": "resnet",
@@ -86,7 +86,7 @@ def evaluation_section(row):
 
     @torch.inference_mode()
     def our_captions():
-        buckets = by_length(tokens.lengths(), AT_ONCE)
+        buckets = by_length(tokens.lengths(), TEXTS_AT_ONCE)
         captions = torch.cat([model.encode_captions(*tokens.take(bucket)) for bucket in buckets])
         return captions[torch.cat(buckets).argsort()]
 

@@ -18,9 +18,9 @@ MAY_IMPORT = {
     "analysis": {"contracts", "objectives", "evaluation"},
     "runs": {"contracts"},
     "retriever": {"contracts", "data", "models"},
-    "training": {"contracts", "data", "models", "objectives", "evaluation", "analysis", "runs"},
+    "training": {"contracts", "data", "models", "objectives", "evaluation", "analysis", "runs", "retriever"},
     "comparison": {"contracts", "data", "models", "objectives", "evaluation", "runs", "training"},
-    "cli": {"comparison", "data", "retriever"},
+    "cli": {"comparison", "data", "retriever", "training"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tercet.evaluation import evaluate, evaluate_embeddings
     from tercet.objectives import objective
     from tercet.retriever import load, load_original
+    from tercet.training.run import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "load",
     "load_original",
     "objective",
+    "train",
 ]
 
 # Where each public name lives. Looked up on first use: `import tercet` and `tercet --help` need no torch.
@@ -33,6 +35,7 @@ _HOMES = {
     "load": "tercet.retriever",
     "load_original": "tercet.retriever",
     "objective": "tercet.objectives",
+    "train": "tercet.training.run",
 }
 
 

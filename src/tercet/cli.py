@@ -75,6 +75,22 @@ def _features(arguments: list[str]) -> None:
     commands.features(settings)
 
 
+def _train(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.training.config import defaults_for
+    from tercet.training.settings import TrainSettings
+
+    settings = tyro.cli(TrainSettings, prog="tercet train", args=arguments, default=defaults_for(arguments))
+
+    from rich.console import Console
+
+    from tercet.training.run import train_run
+    from tercet.training.summary import print_run
+
+    print_run(train_run(settings), Console())
+
+
 def _import(arguments: list[str]) -> None:
     from pathlib import Path
     from typing import Literal
@@ -107,6 +123,7 @@ def _import(arguments: list[str]) -> None:
 
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "train a grid of objectives x seeds and compare what they retrieve"),
+    "train": (_train, "train a model with one objective; stopped at any moment, it goes on exactly where it was"),
     "data": (_data, "inspect or convert images with captions, in any of the formats people have"),
     "features": (_features, "run frozen encoders once over a data set"),
     "import": (_import, "turn an authors' checkpoint into a model of Tercet, without running anything in it"),

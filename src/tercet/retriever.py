@@ -30,7 +30,7 @@ from tercet.models import SYSTEMS, build
 from tercet.models.original import original_model
 
 CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
-AT_ONCE = 512  # more does not make it quicker
+TEXTS_AT_ONCE, PICTURES_AT_ONCE = 512, 64
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Retriever(nn.Module):
             self._text_encoder = self._text_encoder or text_encoder(self.reading.text_encoder)
             return self._in_parts(lambda part: (self._text_encoder.encode(part), None), texts, self.encode_captions)
         tokens = self._tokens(texts)
-        batches = by_length(tokens.lengths(), AT_ONCE)
+        batches = by_length(tokens.lengths(), TEXTS_AT_ONCE)
         encoded = torch.cat([self.encode_captions(*self._placed(*tokens.take(batch))) for batch in batches])
         return encoded[torch.cat(batches).argsort()]
 
@@ -99,7 +99,7 @@ class Retriever(nn.Module):
             return self._in_parts(self._seen, pictures, self.encode_images)
 
     def _in_parts(self, read: Any, items: Sequence[Any], encode: Any) -> Tensor:
-        parts = [items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE)]
+        parts = [items[start : start + PICTURES_AT_ONCE] for start in range(0, len(items), PICTURES_AT_ONCE)]
         if not parts:
             raise ValueError("there is nothing to embed")
         return torch.cat([encode(*self._placed(*read(part))) for part in parts])
@@ -135,27 +135,31 @@ class Retriever(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """A folder that appears whole or not at all."""
-        from safetensors.torch import save_file
-
         with whole_or_nothing(Path(folder)) as unfinished:
-            reading = asdict(replace(self.reading, vocabulary=None)) | {
-                "vocabulary": self.reading.vocabulary is not None
-            }
-            if self.reading.vocabulary is not None:
-                self.reading.vocabulary.save(unfinished / VOCABULARY)
-            if self.reading.tokenizer is not None:
-                pretrained_tokenizer(self.reading.tokenizer).save_pretrained(unfinished / TOKENIZER)
-                reading["tokenizer"] = TOKENIZER
-            content = {
-                "tercet": tercet.__version__,
-                "system": self.system,
-                "settings": asdict(self.model.settings),
-                "reading": reading,
-            }
-            (unfinished / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-            save_file(
-                {name: tensor.contiguous() for name, tensor in self.model.state_dict().items()}, unfinished / WEIGHTS
-            )
+            self.write_description(unfinished)
+            (unfinished / WEIGHTS).write_bytes(self.weights())
+
+    def write_description(self, folder: Path) -> None:
+        """All but the weights."""
+        reading = asdict(replace(self.reading, vocabulary=None)) | {"vocabulary": self.reading.vocabulary is not None}
+        if self.reading.vocabulary is not None:
+            self.reading.vocabulary.save(folder / VOCABULARY)
+        if self.reading.tokenizer is not None:
+            pretrained_tokenizer(self.reading.tokenizer).save_pretrained(folder / TOKENIZER)
+            reading["tokenizer"] = TOKENIZER
+        content = {
+            "tercet": tercet.__version__,
+            "system": self.system,
+            "settings": asdict(self.model.settings),
+            "reading": reading,
+        }
+        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def weights(self) -> bytes:
+        """As safetensors."""
+        from safetensors.torch import save
+
+        return save({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()})
 
 
 @contextmanager

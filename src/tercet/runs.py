@@ -1,8 +1,9 @@
 """Run folders: the only place that reads and writes them.
 
-`<date>_<data>_<model>_<objective>_s<seed>_<hash>/` holds `settings.json`, `machine.json` and `metrics.jsonl`. It
-appears whole or not at all, and is never overwritten. The hash is of the settings and the data's checksum: a folder
-with it is that run.
+`<date>_<data>_<model>_<objective>_s<seed>_<hash>/` holds `settings.json`, `machine.json`, `metrics.jsonl` (append
+only), `ranks.npz`, a model that `tercet.load` takes, `log.txt` and, until it is finished, `state/`. The hash is of the
+settings and the data's checksum, not of the date: a finished folder with it is that run. `machine.json` is written
+last: without it a run is unfinished.
 """
 
 import hashlib
@@ -11,26 +12,26 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import tempfile
-import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import tercet
 
-UNFINISHED = ".unfinished_"
-STALE_SECONDS = 3600  # writing takes milliseconds: what is older was left by a kill
+SETTINGS, MACHINE, METRICS, RANKS = "settings.json", "machine.json", "metrics.jsonl", "ranks.npz"
+STATE, LOG = "state", "log.txt"
 
 
 def make_root(root: Path) -> None:
     """Before any training: a folder that cannot be written should be known at once."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f"{UNFINISHED}*"):
-            if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=root):
+        with tempfile.TemporaryDirectory(prefix=".probe_", dir=root):
             pass
     except OSError as error:
         raise ValueError(f"cannot write run folders to {root}: {error.strerror}") from error
@@ -43,58 +44,125 @@ def run_hash(settings: dict[str, Any], data_checksum: str) -> str:
 
 def find_run(root: Path, identity: str) -> Path | None:
     """The finished folder of that hash, if there is one."""
-    return next(iter(sorted(root.glob(f"*_{identity}/"))), None)
+    return next((folder for folder in _folders(root, identity) if (folder / MACHINE).is_file()), None)
 
 
-def write_run(
-    root: Path, identity: str, *, data: str, settings: dict[str, Any], metrics: dict[str, float], seconds: float
-) -> Path:
-    """Written beside, then moved into place in one step: a kill leaves either the whole folder or none."""
-    now = datetime.now(timezone.utc)
+def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any], anew: bool = False) -> Path:
+    """The unfinished folder of that hash, or a new one; `anew` empties what is there."""
+    for folder in _folders(root, identity):
+        if anew:
+            shutil.rmtree(folder)
+        elif not (folder / MACHINE).is_file():
+            return folder
     objective = re.sub(r"[^\w.+-]+", "_", settings["objective"].replace("/", "+"))
-    name = f"{now:%Y%m%d}_{data}_{settings['model']}_{objective[:60]}_s{settings['seed']}_{identity}"
-    unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=root))
-    try:
-        _write_json(unfinished / "settings.json", settings)
-        _write_json(unfinished / "machine.json", {**_machine(), "finished": now.isoformat(), "seconds": seconds})
-        (unfinished / "metrics.jsonl").write_text(json.dumps(metrics) + "\n", encoding="utf-8")
-        unfinished.chmod(0o777 & ~_umask())
-        os.replace(unfinished, root / name)
-    except BaseException as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        theirs = find_run(root, identity)
-        if isinstance(error, OSError) and theirs is not None:
-            return theirs  # another process finished the same run first
-        raise
-    return root / name
+    date = datetime.now(timezone.utc).strftime("%Y%m%d")
+    name = f"{date}_{data}_{settings['model']}_{objective[:60]}_s{settings['seed']}_{identity}"
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    write_json(folder / SETTINGS, settings)
+    return folder
+
+
+def finish_run(folder: Path, *, device: str, seconds: float) -> None:
+    """From now on it is never written to again. What only a resume needed goes."""
+    finished = {"ended": "finished", "device": device, "seconds": seconds, "finished": _now(), **machine()}
+    write_json(folder / MACHINE, finished)
+    shutil.rmtree(folder / STATE, ignore_errors=True)
+
+
+class MetricsFile:
+    """Lines of JSON; a resumed run takes back what was written after its checkpoint, and writes it again."""
+
+    def __init__(self, folder: Path, length: int) -> None:
+        self.file = folder / METRICS
+        self.file.touch()
+        os.truncate(self.file, length)
+        self.length = length
+
+    def append(self, line: dict[str, Any]) -> None:
+        text = json.dumps(line) + "\n"
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+        self.length += len(text.encode())
+
+
+def write_ranks(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".npz", delete=False) as unfinished:
+        np.savez_compressed(unfinished, **arrays)  # type: ignore[arg-type]
+    _put(unfinished.name, folder / RANKS)
 
 
 def write_beside_runs(root: Path, name: str, content: str) -> None:
     """A file of the comparison, replaced in one step."""
-    with tempfile.NamedTemporaryFile("w", dir=root, prefix=".", delete=False, encoding="utf-8") as unfinished:
+    write_text(root / name, content)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Replaced in one step."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as unfinished:
         unfinished.write(content)
-    os.chmod(unfinished.name, 0o666 & ~_umask())
-    os.replace(unfinished.name, root / name)
+    _put(unfinished.name, path)
+
+
+def _put(unfinished: str, path: Path) -> None:
+    """In one step, readable by whoever a new file is."""
+    os.chmod(unfinished, 0o666 & ~_umask())
+    os.replace(unfinished, path)
+
+
+def read_lines(run: Path) -> list[dict[str, Any]]:
+    file = run / METRICS
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and call again") from error
 
 
 def read_metrics(run: Path) -> dict[str, float]:
-    """The last line of `metrics.jsonl`."""
-    file = run / "metrics.jsonl"
-    try:
-        metrics: dict[str, float] = json.loads(file.read_text(encoding="utf-8").splitlines()[-1])
-    except (OSError, ValueError, IndexError) as error:
-        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and call again") from error
-    return metrics
+    """On test, with the chosen weights; on validation where there is no test."""
+    final = [line for line in read_lines(run) if line.get("final")]
+    if not final:
+        raise ValueError(f"{run / METRICS} is damaged or missing: remove the folder {run.name} and call again")
+    return {name: value for name, value in final[-1].items() if isinstance(value, float)}
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _machine() -> dict[str, str]:
+def machine() -> dict[str, Any]:
     import torch
 
-    return {"tercet": tercet.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "tercet": tercet.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": commit(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """Of the source that runs, where it is a checkout; with a + where it was changed since."""
+    here = Path(tercet.__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _folders(root: Path, identity: str) -> list[Path]:
+    return sorted(folder for folder in root.glob(f"*_{identity}") if folder.is_dir())
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()
 
 
 def _umask() -> int:

@@ -1,25 +1,25 @@
 """Run the grid of objectives x seeds, each run once, and hand the metrics over."""
 
 import sys
-import time
-from dataclasses import asdict, fields
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from tercet import runs
 from tercet.comparison.settings import CompareSettings
 from tercet.comparison.table import Comparison
-from tercet.data.meetings import batches_per_epoch
-from tercet.data.pairs import PairedData, paired
-from tercet.data.scenes import scenes_data_set
-from tercet.objectives import RowObjective, objective
+from tercet.objectives import objective
 from tercet.objectives.catalogue import nearest
-from tercet.objectives.from_file import is_file_name, source_checksum
-from tercet.training import TrainSettings, evaluate_model, train
+from tercet.objectives.from_file import is_file_name
+from tercet.training.config import train_settings
+from tercet.training.ready import Ready, make_ready
+from tercet.training.report import Report
+from tercet.training.run import train_run
+from tercet.training.settings import TrainSettings
 
 
 def compare(**settings: Any) -> Comparison:
@@ -29,69 +29,56 @@ def compare(**settings: Any) -> Comparison:
         if name not in known:
             raise ValueError(f"compare has no setting {name!r}{nearest(name, known)}; it has: {', '.join(known)}")
     grid = CompareSettings(**settings)
-    objectives = _build(grid.objectives)  # before any training: a wrong name costs nothing
+    objectives = _named(grid.objectives)  # before any training: a wrong name costs nothing
     runs.make_root(grid.runs)
-    data = scenes_data_set(grid.scenes)
-    training, held_out = (paired("scenes", data.split(split)) for split in ("train", "test"))
-    checksum = training.checksum() + held_out.checksum()
+    shared = {
+        "data": f"scenes:{grid.scenes}",
+        "epochs": grid.epochs,
+        "ignore_equal_text": grid.ignore_equal_text,
+        "runs": grid.runs,
+    }
+    ready = make_ready(train_settings(shared))
     results: dict[str, list[dict[str, float]]] = {name: [] for name in objectives}
     with _progress() as progress:
-        for name, (built, source) in objectives.items():
+        for name in objectives:
             for seed in range(grid.seeds):
-                run = TrainSettings(
-                    name,
-                    built.settings,
-                    source,
-                    seed=seed,
-                    epochs=grid.epochs,
-                    ignore_equal_text=grid.ignore_equal_text,
-                )
-                results[name].append(_finished_or_new(built, run, training, held_out, checksum, grid.runs, progress))
-    comparison = Comparison(results, {"data": training.name, "scenes": grid.scenes, "epochs": grid.epochs})
+                run = train_settings(shared | {"objective": name, "seed": seed})
+                results[name].append(_metrics(run, ready, progress))
+    comparison = Comparison(results, {"data": ready.name, "scenes": grid.scenes, "epochs": grid.epochs})
     comparison.save(grid.runs)
     return comparison
 
 
-def _build(names: tuple[str, ...]) -> dict[str, tuple[RowObjective, str | None]]:
-    """Objective and checksum of its source by the one name that a table shows; two spellings are one objective."""
-    built: dict[str, tuple[RowObjective, str | None]] = {}
-    for name in names:
-        own = is_file_name(name)
-        made = objective(name)
-        shown = name if own else made.name
-        if shown in built:
-            raise ValueError(f"objectives name {shown} more than once")
-        built[shown] = made, source_checksum(name) if own else None
-    return built
+def _named(names: tuple[str, ...]) -> list[str]:
+    """The one name that a table shows; two spellings are one objective."""
+    shown = [name if is_file_name(name) else objective(name).name for name in names]
+    for name in shown:
+        if is_file_name(name):
+            objective(name)
+        if shown.count(name) > 1:
+            raise ValueError(f"objectives name {name} more than once")
+    return shown
 
 
-def _finished_or_new(
-    built: RowObjective,
-    run: TrainSettings,
-    training: PairedData,
-    held_out: PairedData,
-    checksum: str,
-    root: Path,
-    progress: Progress,
-) -> dict[str, float]:
-    steps = run.epochs * batches_per_epoch(training.owners, run.batch_size)
-    bar = progress.add_task(f"{escape(run.objective)} seed {run.seed}", total=steps, monitor="")
-    resolved = asdict(run)
-    identity = runs.run_hash(resolved, checksum)
-    finished = runs.find_run(root, identity)
-    if finished is not None:
-        progress.update(bar, completed=steps, monitor="kept")
-        return runs.read_metrics(finished)
-    started = time.perf_counter()
-    model = train(built, training, run, lambda hinge: progress.update(bar, advance=1, monitor=f"monitor {hinge:.2f}"))
+def _metrics(run: TrainSettings, ready: Ready, progress: Progress) -> dict[str, float]:
+    bar = progress.add_task(f"{escape(run.objective)} seed {run.seed}", total=None, news="")
     try:
-        metrics = evaluate_model(model, held_out)
+        metrics = train_run(run, ready, _BarReport(progress, bar)).metrics
     except ValueError as error:
-        raise ValueError(f"{run.objective}, seed {run.seed}: {error}; did training diverge?") from error
-    seconds = time.perf_counter() - started
-    runs.write_run(root, identity, data=training.name, settings=resolved, metrics=metrics, seconds=seconds)
-    progress.update(bar, monitor=f"rsum {metrics['rsum']:.1f}")
+        raise ValueError(f"{run.objective}, seed {run.seed}: {error}") from error
+    progress.update(bar, total=1, completed=1, news=f"rsum {metrics['rsum']:.1f}")
     return metrics
+
+
+class _BarReport(Report):
+    """One bar among many; what a run has to say goes to its log alone."""
+
+    def __init__(self, progress: Progress, bar: TaskID) -> None:
+        super().__init__("")
+        self._progress, self._bar = progress, bar
+
+    def step(self, done: int, total: int, news: Mapping[str, str]) -> None:
+        self._progress.update(self._bar, completed=done, total=total, news=f"monitor {news.get('monitor', '')}")
 
 
 def _progress() -> Progress:
@@ -100,6 +87,6 @@ def _progress() -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[monitor]}"),
+        TextColumn("{task.fields[news]}"),
     )
     return Progress(*columns, console=Console(file=sys.stderr))

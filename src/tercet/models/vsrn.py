@@ -74,6 +74,21 @@ class VSRN(nn.Module):
         check_lengths(lengths, images, "images")
         return self.read(self.reason(images, lengths), lengths)
 
+    def encode_and_write(
+        self,
+        images: Float[Tensor, "image region dim"],
+        lengths: Int[Tensor, " image"] | None,
+        token_ids: Int[Tensor, "image word"],
+        caption_lengths: Int[Tensor, " image"],
+    ) -> tuple[Float[Tensor, "image joint"], Float[Tensor, ""]]:
+        """Embedded images, and the captioner's loss on the captions of the same rows; the graph runs once for both."""
+        if self.captioner is None:
+            raise ValueError("this VSRN has no captioner: build it with captioner=True")
+        lengths = full_lengths(images) if lengths is None else lengths
+        check_lengths(lengths, images, "images")
+        regions = self.reason(images, lengths)
+        return self.read(regions, lengths), self.captioner.loss(regions, token_ids, caption_lengths, lengths)
+
     def read(
         self, regions: Float[Tensor, "image region joint"], lengths: Int[Tensor, " image"]
     ) -> Float[Tensor, "image joint"]:

@@ -17,13 +17,14 @@ from tercet.data.ahead import ahead
 from tercet.data.dataset import DataSet, Split, only, without_bad_features
 from tercet.data.faults import Faults
 from tercet.data.features.encoders import ImageEncoder, TextEncoder
+from tercet.data.features.manifest import MANIFEST
 from tercet.data.formats.write import LINEAGE_NAMES, write_rows, write_texts
 from tercet.data.lines import read_json
 from tercet.data.meetings import by_length
 from tercet.data.pictures import Picture, Pictures, open_picture
 from tercet.data.whole import LOCK, alone
 
-MANIFEST, PROGRESS = "features.json", "progress.json"
+PROGRESS = "progress.json"
 FILES = "files"  # in the manifest of a finished folder: checksums of what it holds
 PICTURES_AT_ONCE, TEXTS_AT_ONCE = 8, 64
 FLUSHED_EVERY = 16  # batches; what was encoded since is lost by a kill
