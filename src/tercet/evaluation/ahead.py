@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.evaluation.counting import Axis, Thresholds, count_tile
-from tercet.evaluation.tiles import TileFunction, Tiles
+from tercet.evaluation.tiles import Tiles
 
 # Entries of tiles that the first pass may keep for the second.
 KEPT = 32_000_000
@@ -58,19 +58,15 @@ def count_ahead(tiles: Tiles, images: Items, captions: Items, *, reaching: bool 
     columns = _lines(tiles.caption_groups, first_image)
     # A pair of lines once, row by row, however many pairs of items it stands for.
     cells, pair_of = np.unique(rows.of_item[images] * len(columns) + columns.of_item[captions], return_inverse=True)
-    row, column = np.divmod(cells, max(1, len(columns)))
-    grid = _Grid(tiles.arrange(rows.order, columns.order), len(rows), len(columns), tiles.entries, row, column)
+    row, column = np.divmod(cells, len(columns))
+    grid = _Grid(tiles, rows, columns, row, column)
     values = grid.gather()
     wanted = [strict for strict, asked in ((False, reaching), (True, passing)) if asked]
-    by_column = np.lexsort((row, column))
-    row_axis = Axis([_thresholds(values, row, len(rows), strict) for strict in wanted], rows.extra)
-    column_axis = Axis(
-        [_thresholds(values[by_column], column[by_column], len(columns), strict) for strict in wanted], columns.extra
-    )
+    row_axis = Axis([Thresholds.of(values, row, len(rows), strict) for strict in wanted], rows.extra)
+    column_axis = Axis([Thresholds.of(values, column, len(columns), strict) for strict in wanted], columns.extra)
     grid.count(values, row_axis, column_axis)
-    back = np.argsort(by_column)
-    along_rows = {each.strict: each.counts[pair_of] for each in row_axis.thresholds}
-    along_columns = {each.strict: each.counts[back][pair_of] for each in column_axis.thresholds}
+    along_rows = {each.strict: each.in_order_given()[pair_of] for each in row_axis.thresholds}
+    along_columns = {each.strict: each.in_order_given()[pair_of] for each in column_axis.thresholds}
     return Ahead(
         values[pair_of], along_rows.get(False), along_rows.get(True), along_columns.get(False), along_columns.get(True)
     )
@@ -79,10 +75,11 @@ def count_ahead(tiles: Tiles, images: Items, captions: Items, *, reaching: bool 
 class _Grid:
     """Tiles of nearly one shape, as many down as across, and the cells whose similarities are wanted."""
 
-    def __init__(self, tile: TileFunction, rows: int, columns: int, entries: int, row: Items, column: Items) -> None:
-        parts = max(1, round((rows * columns / entries) ** 0.5))
-        self.row_bounds, self.column_bounds = _bounds(rows, parts), _bounds(columns, parts)
-        self.tile, self.row, self.column = tile, row, column
+    def __init__(self, tiles: Tiles, rows: _Lines, columns: _Lines, row: Items, column: Items) -> None:
+        parts = max(1, round((len(rows) * len(columns) / tiles.entries) ** 0.5))
+        self.row_bounds, self.column_bounds = _bounds(len(rows), parts), _bounds(len(columns), parts)
+        self.tile, self.finite = tiles.arrange(rows.order, columns.order), tiles.finite
+        self.row, self.column = row, column
         across = len(self.column_bounds) - 1
         place = np.searchsorted(self.row_bounds, row, side="right") - 1
         place = place * across + np.searchsorted(self.column_bounds, column, side="right") - 1
@@ -130,7 +127,7 @@ class _Grid:
         if tile.shape != wanted:
             raise ValueError(f"a similarity of {wanted} images x captions was asked for, {tuple(tile.shape)} came back")
         # A sum is one pass; it is infinite too where finite numbers are huge, so that only a second look decides.
-        if not tile.sum().isfinite() and not tile.isfinite().all():
+        if not self.finite and not tile.sum().isfinite() and not tile.isfinite().all():
             raise ValueError("similarity holds NaN or infinity: nothing can be ranked by it")
         return tile.float() if tile.dtype in (torch.float16, torch.bfloat16) else tile
 
@@ -149,11 +146,6 @@ def _lines(groups: Tensor | None, key: Int[np.ndarray, " item"]) -> _Lines:
     line_of_group = np.argsort(by_key)
     kept = len(order) == len(key) and (order == np.arange(len(key))).all()
     return _Lines(line_of_group[group_of], None if kept else torch.from_numpy(order), sizes[by_key] - 1)
-
-
-def _thresholds(values: np.ndarray, line: np.ndarray, lines: int, strict: bool) -> Thresholds:
-    start = np.searchsorted(line, np.arange(lines + 1))
-    return Thresholds(values, start, np.zeros(len(values), dtype=np.int64), strict)
 
 
 def _bounds(lines: int, parts: int) -> Int[np.ndarray, " bound"]:

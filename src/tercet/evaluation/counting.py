@@ -18,17 +18,33 @@ MOST_PASSES = 16
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds of every line of one axis, and what was counted for them; those of line i begin at `start[i]`."""
+    """The thresholds of every line of one axis, ascending, and what was counted for them."""
 
     values: Float[np.ndarray, " threshold"]
     start: Int[np.ndarray, " line_and_end"]
+    """Where the thresholds of each line begin."""
     counts: Int[np.ndarray, " threshold"]
+    given: Int[np.ndarray, " threshold"]
+    """The place that each had when it was given."""
     strict: bool
     """Counts what is greater, rather than greater or equal."""
 
-    def of(self, lines: slice) -> tuple[Int[np.ndarray, " line"], Int[np.ndarray, " line"]]:
+    @staticmethod
+    def of(
+        values: Float[np.ndarray, " threshold"], line: Int[np.ndarray, " threshold"], lines: int, strict: bool
+    ) -> "Thresholds":
+        given = np.lexsort((values, line))
+        start = np.searchsorted(line[given], np.arange(lines + 1))
+        return Thresholds(values[given], start, np.zeros(len(values), dtype=np.int64), given, strict)
+
+    def used(self, lines: slice) -> tuple[Int[np.ndarray, " line"], Int[np.ndarray, " line"]]:
         """Where the thresholds of each line begin, and how many it has."""
         return self.start[lines.start : lines.stop], np.diff(self.start[lines.start : lines.stop + 1])
+
+    def in_order_given(self) -> Int[np.ndarray, " threshold"]:
+        counts = np.empty_like(self.counts)
+        counts[self.given] = self.counts
+        return counts
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,7 @@ def count_on_device(tile: Tensor, rows: slice, columns: slice, row_axis: Axis, c
     ):
         weight = torch.from_numpy(other + 1).to(tile.device).unsqueeze(axis)
         for thresholds in own.thresholds:
-            start, used = thresholds.of(lines)
+            start, used = thresholds.used(lines)
             for slot in range(int(used.max(initial=0))):
                 chosen = np.flatnonzero(used > slot)
                 index = start[chosen] + slot
@@ -77,24 +93,31 @@ def count_on_device(tile: Tensor, rows: slice, columns: slice, row_axis: Axis, c
 def _count_strip(strip: np.ndarray, lines: slice, thresholds: Thresholds, extra: np.ndarray, axis: int) -> None:
     """Lines are the strip's rows for axis 0 and its columns for axis 1."""
     compare: Callable[..., Any] = np.greater if thresholds.strict else np.greater_equal
-    start, used = thresholds.of(lines)
+    start, used = thresholds.used(lines)
     again = np.flatnonzero(extra)
-    for slot in range(min(int(used.max(initial=0)), MOST_PASSES)):
-        chosen = np.flatnonzero((used > slot) & (used <= MOST_PASSES))
+    chosen = np.flatnonzero((used > 0) & (used <= MOST_PASSES))
+    for slot in range(MOST_PASSES):
+        chosen = chosen[used[chosen] > slot]
         if not len(chosen):
             break
-        part = strip if len(chosen) == len(used) else strip.take(chosen, axis=axis)
         index = start[chosen] + slot
-        values = np.expand_dims(thresholds.values[index], 1 - axis)
+        few = 2 * len(chosen) < len(used)  # copying a line costs as much as counting it
+        part = strip.take(chosen, axis=axis) if few else strip
+        values = thresholds.values[index]
+        if not few:
+            values = np.full(len(used), np.inf, dtype=strip.dtype)
+            values[chosen] = thresholds.values[index]
+        values = np.expand_dims(values, 1 - axis)
         found = _count(compare, part, values, axis)
         if len(again):
             reached = compare(part.take(again, axis=1 - axis), values)
             found += reached @ extra[again] if axis == 0 else extra[again] @ reached
+        found = found if few else found[chosen]
         thresholds.counts[index] += found
+        chosen = chosen[found > 0]  # thresholds ascend: where nothing reaches this one, nothing reaches the next
     for line in np.flatnonzero(used > MOST_PASSES):
-        _count_sorted(
-            compare, strip.take(line, axis=axis), thresholds, slice(start[line], start[line] + used[line]), extra
-        )
+        own = slice(start[line], start[line] + used[line])
+        _count_sorted(compare, strip.take(line, axis=axis), thresholds, own, extra)
 
 
 def _count(compare: Callable[..., Any], strip: np.ndarray, values: np.ndarray, axis: int) -> np.ndarray:

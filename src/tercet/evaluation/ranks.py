@@ -1,7 +1,7 @@
 """The rank of every positive of every query, both directions, by counting what is ahead and never by sorting."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -84,6 +84,15 @@ class Ranks:
     t2i: DirectionRanks
     symmetric: bool
 
+    def with_rows(self, images: Int[np.ndarray, " image"], captions: Int[np.ndarray, " caption"]) -> "Ranks":
+        """The same ranks, with rows of a whole split in place of the rows of a part of it."""
+        i2t, t2i = self.i2t, self.t2i
+        return Ranks(
+            replace(i2t, anchor=images[i2t.anchor], candidate=captions[i2t.candidate]),
+            replace(t2i, anchor=captions[t2i.anchor], candidate=images[t2i.candidate]),
+            self.symmetric,
+        )
+
     def arrays(self) -> dict[str, np.ndarray]:
         """Named arrays, one number a pair: for a file. Where positives differ by direction, each has its own pairs."""
         sides = {"i2t": self.i2t, "t2i": self.t2i}
@@ -97,6 +106,15 @@ class Ranks:
             arrays[f"{side}_rank"] = _whole(ranks.rank)
             arrays[f"{side}_rank_negatives"] = _whole(ranks.rank_negatives)
         return arrays
+
+
+def joined(parts: list[Ranks]) -> Ranks:
+    """Ranks of disjoint folds, one after the other."""
+    return Ranks(
+        _stacked([each.i2t for each in parts]),
+        _stacked([each.t2i for each in parts]),
+        all(each.symmetric for each in parts),
+    )
 
 
 def rank_positives(tiles: Tiles, positives: Positives, *, ties: str = "against") -> Ranks:
@@ -127,6 +145,18 @@ def rank_several(tiles: Tiles, annotations: list[Positives], *, ties: str = "aga
         )
         for each in annotations
     ]
+
+
+def _stacked(parts: list[DirectionRanks]) -> DirectionRanks:
+    return DirectionRanks(
+        np.concatenate([each.anchor for each in parts]),
+        np.concatenate([each.candidate for each in parts]),
+        np.concatenate([each.rank for each in parts]),
+        np.concatenate([each.rank_negatives for each in parts]),
+        np.concatenate([each.ahead for each in parts]),
+        np.concatenate([each.tied for each in parts]),
+        parts[0].candidates,
+    )
 
 
 def _side(found: Ahead, candidates: str, place: slice) -> _Found:

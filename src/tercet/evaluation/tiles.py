@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from tercet.contracts import Similarity
@@ -20,6 +20,7 @@ Order = Int[Tensor, " line"] | None
 # Entries of a tile: products of this size run as quickly as the whole (20 MB of float32), and few are held at a time.
 ENTRIES = 5_000_000
 HASHED_AT_ONCE = 2048
+LOOKED_AT = 16
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Tiles:
     """Images of equal number have equal similarities to everything; None where none are known to."""
     caption_groups: Int[Tensor, " caption"] | None = None
     entries: int = ENTRIES
+    finite: bool = False
+    """Known to hold neither NaN nor infinity, so that nobody needs to look."""
 
     def part(self, images: Int[Tensor, " chosen_image"], captions: Int[Tensor, " chosen_caption"]) -> "Tiles":
         """The similarity of some images and some captions alone: a fold."""
@@ -47,6 +50,7 @@ class Tiles:
             None if self.image_groups is None else self.image_groups[images],
             None if self.caption_groups is None else self.caption_groups[captions],
             self.entries,
+            self.finite,
         )
 
 
@@ -61,7 +65,7 @@ def tiles_of_matrix(similarity: Similarity) -> Tiles:
         return tile
 
     images, captions = similarity.shape
-    return Tiles(images, captions, arrange)
+    return Tiles(images, captions, arrange, finite=bool(similarity.isfinite().all()))
 
 
 def tiles_of_embeddings(x: Float[Tensor, "image dim"], y: Float[Tensor, "caption dim"]) -> Tiles:
@@ -73,7 +77,10 @@ def tiles_of_embeddings(x: Float[Tensor, "image dim"], y: Float[Tensor, "caption
         a, b = (x if rows is None else x[rows]), (y if columns is None else y[columns])
         return lambda images, captions: a[images] @ b[captions].T
 
-    return Tiles(len(x), len(y), arrange, equal_rows(x), equal_rows(y))
+    # Numbers as small as these cannot overflow in a sum of products; NaN fails every comparison.
+    bound = torch.finfo(precision).max / max(1, x.shape[1])
+    finite = bool(_largest(x) * _largest(y) < bound)
+    return Tiles(len(x), len(y), arrange, equal_rows(x), equal_rows(y), finite=finite)
 
 
 def tiles_of_blocks(
@@ -125,19 +132,31 @@ def mean_of_tiles(members: Sequence[Tiles]) -> Tiles:
 
 def equal_rows(x: Float[Tensor, "item dim"]) -> Int[Tensor, " item"] | None:
     """A number for each row, the same for equal rows; None where all rows differ, which is the usual case."""
-    if len(x) < 2 or x.shape[1] == 0:
-        return None if len(x) < 2 else torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    rows = torch.arange(len(x), device=x.device)
+    groups = rows.clone()
+    # Few columns tell most rows apart; only what looks equal there is looked at whole.
+    for columns in (slice(None, None, max(1, x.shape[1] // LOOKED_AT)), slice(None)):
+        rows = rows[_repeated(_hashes(x[:, columns] if len(rows) == len(x) else x[rows][:, columns]))]
+        if not len(rows):
+            return None
+    groups[rows] = len(x) + x[rows].unique(dim=0, return_inverse=True)[1]
+    return groups
+
+
+def _hashes(x: Float[Tensor, "item dim"]) -> Int[Tensor, " item"]:
     integer = torch.int64 if x.dtype == torch.float64 else torch.int32
     weights = torch.arange(1, 2 * x.shape[1], 2, device=x.device) * 0x9E3779B97F4A7C1  # overflow wraps: it is a hash
     # Adding 0 turns -0 into 0, which it equals.
-    hashes = [((block + 0.0).view(integer) * weights).sum(dim=1) for block in x.split(HASHED_AT_ONCE)]
-    _, inverse, counts = torch.cat(hashes).unique(return_inverse=True, return_counts=True)
-    suspects = counts[inverse] > 1
-    if not suspects.any():
-        return None
-    groups = torch.arange(len(x), device=x.device)
-    groups[suspects] = len(x) + x[suspects].unique(dim=0, return_inverse=True)[1]
-    return groups
+    return torch.cat([((block + 0.0).view(integer) * weights).sum(dim=1) for block in x.split(HASHED_AT_ONCE)])
+
+
+def _repeated(hashes: Int[Tensor, " item"]) -> Bool[Tensor, " item"]:
+    _, inverse, counts = hashes.unique(return_inverse=True, return_counts=True)
+    return counts[inverse] > 1
+
+
+def _largest(x: Float[Tensor, "item dim"]) -> float:
+    return max(-x.min().item(), x.max().item()) if x.numel() else 0.0
 
 
 def _equal_in_all(groups: list[Tensor | None]) -> Tensor | None:
