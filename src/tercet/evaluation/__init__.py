@@ -1,8 +1,9 @@
 """S -> ranks -> metrics, under named protocols. Ties count against the positive unless told otherwise."""
 
 from tercet.evaluation.evaluator import evaluate, evaluate_embeddings, evaluate_tiles
+from tercet.evaluation.pairs import Pairs, Positives
 from tercet.evaluation.protocols import PROTOCOLS, Evaluation
-from tercet.evaluation.ranks import Pairs, Positives, Ranks, rank_positives
+from tercet.evaluation.ranks import Ranks, rank_positives
 from tercet.evaluation.tiles import Tiles, mean_of_tiles, tiles_of_blocks, tiles_of_embeddings, tiles_of_matrix
 
 __all__ = [

@@ -15,12 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.evaluation.counting import Axis, Thresholds, count_tile
+from tercet.evaluation.pairs import Items, Pairs
 from tercet.evaluation.tiles import Tiles
 
 # Entries of tiles that the first pass may keep for the second.
 KEPT = 32_000_000
 
-Items = Int[np.ndarray, " pair"]
 Counts = Int[np.ndarray, " pair"]
 
 
@@ -32,10 +32,20 @@ class Ahead:
     """
 
     similarity: Float[np.ndarray, " pair"]
-    captions_reaching: Counts | None
-    captions_passing: Counts | None
-    images_reaching: Counts | None
-    images_passing: Counts | None
+    reaching: Counts | None
+    passing: Counts | None
+
+    def split(self, lists: list[Pairs]) -> list["Ahead"]:
+        """The same for each of the lists that were put together."""
+        bounds = np.cumsum([0, *(len(each.image) for each in lists)])
+        return [
+            Ahead(
+                self.similarity[start:stop],
+                None if self.reaching is None else self.reaching[start:stop],
+                None if self.passing is None else self.passing[start:stop],
+            )
+            for start, stop in pairwise(bounds)
+        ]
 
 
 @dataclass(frozen=True)
@@ -50,26 +60,34 @@ class _Lines:
         return len(self.extra)
 
 
-def count_ahead(tiles: Tiles, images: Items, captions: Items, *, reaching: bool = True, passing: bool = False) -> Ahead:
-    """Both directions at once; `reaching` and `passing` say which counts are wanted."""
+def count_ahead(
+    tiles: Tiles, i2t: Pairs, t2i: Pairs, *, reaching: bool = True, passing: bool = False
+) -> tuple[Ahead, Ahead]:
+    """Captions ahead of those of `i2t` for their images, and images ahead of those of `t2i` for their captions."""
+    images, captions = np.append(i2t.image, t2i.image), np.append(i2t.caption, t2i.caption)
     rows = _lines(tiles.image_groups, np.arange(tiles.images))
     first_image = np.full(tiles.captions, tiles.images)
-    np.minimum.at(first_image, captions, images)
+    first_image[captions[::-1]] = images[::-1]  # of several, the first that is listed: the owner
     columns = _lines(tiles.caption_groups, first_image)
     # A pair of lines once, row by row, however many pairs of items it stands for.
-    cells, pair_of = np.unique(rows.of_item[images] * len(columns) + columns.of_item[captions], return_inverse=True)
+    cells, cell_of = np.unique(rows.of_item[images] * len(columns) + columns.of_item[captions], return_inverse=True)
     row, column = np.divmod(cells, len(columns))
     grid = _Grid(tiles, rows, columns, row, column)
     values = grid.gather()
-    wanted = [strict for strict, asked in ((False, reaching), (True, passing)) if asked]
-    row_axis = Axis([Thresholds.of(values, row, len(rows), strict) for strict in wanted], rows.extra)
-    column_axis = Axis([Thresholds.of(values, column, len(columns), strict) for strict in wanted], columns.extra)
-    grid.count(values, row_axis, column_axis)
-    along_rows = {each.strict: each.in_order_given()[pair_of] for each in row_axis.thresholds}
-    along_columns = {each.strict: each.in_order_given()[pair_of] for each in column_axis.thresholds}
-    return Ahead(
-        values[pair_of], along_rows.get(False), along_rows.get(True), along_columns.get(False), along_columns.get(True)
-    )
+    strictness = [strict for strict, asked in ((False, reaching), (True, passing)) if asked]
+    halves = cell_of[: len(i2t.image)], cell_of[len(i2t.image) :]
+    axes = []
+    for half, line, lines in zip(halves, (row, column), (rows, columns), strict=True):
+        asked = np.unique(half)
+        axes.append(
+            Axis([Thresholds.of(values, line, len(lines), asked, strict) for strict in strictness], lines.extra)
+        )
+    grid.count(values, *axes)
+    found = []
+    for half, axis in zip(halves, axes, strict=True):
+        counts = {each.strict: each.of_cells(len(cells))[half] for each in axis.thresholds}
+        found.append(Ahead(values[half], counts.get(False), counts.get(True)))
+    return found[0], found[1]
 
 
 class _Grid:

@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from tercet.evaluation.ranks import Pairs, Positives
+from tercet.evaluation.pairs import Pairs, Positives
 
 PACKAGE = "eccv_caption"
-Ids = Int[np.ndarray, " item"]
+ImageIds = Int[np.ndarray, " image"]
+CaptionIds = Int[np.ndarray, " caption"]
 
 
 @dataclass(frozen=True)
 class CocoTest:
     """The 5,000 test images and their 25,000 captions by COCO id, in the published order: five folds of 1,000."""
 
-    image_ids: Ids
-    caption_ids: Ids
+    image_ids: ImageIds
+    caption_ids: CaptionIds
     owners: Int[np.ndarray, " caption"]
 
 
@@ -39,7 +40,7 @@ def coco_test() -> CocoTest:
     return CocoTest(image_ids[order], caption_ids, np.argsort(order)[inverse])
 
 
-def annotated(name: str, image_ids: Ids, caption_ids: Ids) -> Positives:
+def annotated(name: str, image_ids: ImageIds, caption_ids: CaptionIds) -> Positives:
     """The positives of "eccv" or "cxc", each direction its own; what is not among the ids is left out."""
     return positives_of_lists(
         _read(f"{name}_image_to_caption.json"), _read(f"{name}_caption_to_image.json"), image_ids, caption_ids
@@ -47,7 +48,7 @@ def annotated(name: str, image_ids: Ids, caption_ids: Ids) -> Positives:
 
 
 def positives_of_lists(
-    captions_of: dict[int, list[int]], images_of: dict[int, list[int]], image_ids: Ids, caption_ids: Ids
+    captions_of: dict[int, list[int]], images_of: dict[int, list[int]], image_ids: ImageIds, caption_ids: CaptionIds
 ) -> Positives:
     """From lists by id to pairs by row: the captions of each image, and the images of each caption."""
     rows, columns = _places(image_ids), _places(caption_ids)
@@ -56,7 +57,7 @@ def positives_of_lists(
     return Positives(Pairs.of(i2t), Pairs.of(t2i))
 
 
-def _places(ids: Ids) -> dict[int, int]:
+def _places(ids: Int[np.ndarray, " item"]) -> dict[int, int]:
     return {each: place for place, each in enumerate(ids.tolist())}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,26 +24,32 @@ class Thresholds:
     start: Int[np.ndarray, " line_and_end"]
     """Where the thresholds of each line begin."""
     counts: Int[np.ndarray, " threshold"]
-    given: Int[np.ndarray, " threshold"]
-    """The place that each had when it was given."""
+    cell: Int[np.ndarray, " threshold"]
+    """The cell of S that each is the similarity of."""
     strict: bool
     """Counts what is greater, rather than greater or equal."""
 
     @staticmethod
     def of(
-        values: Float[np.ndarray, " threshold"], line: Int[np.ndarray, " threshold"], lines: int, strict: bool
+        values: Float[np.ndarray, " cell"],
+        line: Int[np.ndarray, " cell"],
+        lines: int,
+        asked: Int[np.ndarray, " threshold"],
+        strict: bool,
     ) -> "Thresholds":
-        given = np.lexsort((values, line))
-        start = np.searchsorted(line[given], np.arange(lines + 1))
-        return Thresholds(values[given], start, np.zeros(len(values), dtype=np.int64), given, strict)
+        """Of the cells asked for, each with its similarity and its line."""
+        cell = asked[np.lexsort((values[asked], line[asked]))]
+        start = np.searchsorted(line[cell], np.arange(lines + 1))
+        return Thresholds(values[cell], start, np.zeros(len(cell), dtype=np.int64), cell, strict)
 
     def used(self, lines: slice) -> tuple[Int[np.ndarray, " line"], Int[np.ndarray, " line"]]:
         """Where the thresholds of each line begin, and how many it has."""
         return self.start[lines.start : lines.stop], np.diff(self.start[lines.start : lines.stop + 1])
 
-    def in_order_given(self) -> Int[np.ndarray, " threshold"]:
-        counts = np.empty_like(self.counts)
-        counts[self.given] = self.counts
+    def of_cells(self, cells: int) -> Int[np.ndarray, " cell"]:
+        """The counts by cell; 0 where none was asked for."""
+        counts = np.zeros(cells, dtype=np.int64)
+        counts[self.cell] = self.counts
         return counts
 
 
@@ -94,30 +100,29 @@ def _count_strip(strip: np.ndarray, lines: slice, thresholds: Thresholds, extra:
     """Lines are the strip's rows for axis 0 and its columns for axis 1."""
     compare: Callable[..., Any] = np.greater if thresholds.strict else np.greater_equal
     start, used = thresholds.used(lines)
+    many = np.flatnonzero(used > MOST_PASSES)
+    if len(many):
+        entries = strip.take(many, axis=axis)
+        _count_sorted(compare, entries if axis == 0 else entries.T, thresholds, start[many], used[many], extra)
     again = np.flatnonzero(extra)
-    chosen = np.flatnonzero((used > 0) & (used <= MOST_PASSES))
+    alive = (used > 0) & (used <= MOST_PASSES)
     for slot in range(MOST_PASSES):
-        chosen = chosen[used[chosen] > slot]
-        if not len(chosen):
-            break
-        index = start[chosen] + slot
-        few = 2 * len(chosen) < len(used)  # copying a line costs as much as counting it
-        part = strip.take(chosen, axis=axis) if few else strip
-        values = thresholds.values[index]
-        if not few:
-            values = np.full(len(used), np.inf, dtype=strip.dtype)
-            values[chosen] = thresholds.values[index]
+        alive &= used > slot
+        left = np.count_nonzero(alive)
+        if not left:
+            return
+        if 2 * left < len(alive):  # copying a line costs as much as counting it
+            strip, start, used = strip.take(np.flatnonzero(alive), axis=axis), start[alive], used[alive]
+            alive = np.ones(left, dtype=bool)
+        values = np.full(len(alive), np.inf, dtype=strip.dtype)
+        values[alive] = thresholds.values[start[alive] + slot]
         values = np.expand_dims(values, 1 - axis)
-        found = _count(compare, part, values, axis)
+        found = _count(compare, strip, values, axis)
         if len(again):
-            reached = compare(part.take(again, axis=1 - axis), values)
+            reached = compare(strip.take(again, axis=1 - axis), values)
             found += reached @ extra[again] if axis == 0 else extra[again] @ reached
-        found = found if few else found[chosen]
-        thresholds.counts[index] += found
-        chosen = chosen[found > 0]  # thresholds ascend: where nothing reaches this one, nothing reaches the next
-    for line in np.flatnonzero(used > MOST_PASSES):
-        own = slice(start[line], start[line] + used[line])
-        _count_sorted(compare, strip.take(line, axis=axis), thresholds, own, extra)
+        thresholds.counts[start[alive] + slot] += found[alive]
+        alive &= found > 0  # thresholds ascend: where nothing reaches this one, nothing reaches the next
 
 
 def _count(compare: Callable[..., Any], strip: np.ndarray, values: np.ndarray, axis: int) -> np.ndarray:
@@ -130,11 +135,20 @@ def _count(compare: Callable[..., Any], strip: np.ndarray, values: np.ndarray, a
 
 
 def _count_sorted(
-    compare: Callable[..., Any], entries: np.ndarray, thresholds: Thresholds, index: slice, extra: np.ndarray
+    compare: Callable[..., Any],
+    entries: np.ndarray,
+    thresholds: Thresholds,
+    start: np.ndarray,
+    used: np.ndarray,
+    extra: np.ndarray,
 ) -> None:
-    values = thresholds.values[index]
-    below = np.searchsorted(np.sort(entries), values, side="right" if thresholds.strict else "left")
-    thresholds.counts[index] += len(entries) - below
+    """Of lines with many thresholds: `entries` has a line a row."""
+    side: Literal["left", "right"] = "right" if thresholds.strict else "left"
     again = np.flatnonzero(extra)
-    if len(again):
-        thresholds.counts[index] += compare(entries[again][None, :], values[:, None]) @ extra[again]
+    repeated = entries[:, again]
+    for line, row in enumerate(np.sort(entries, axis=1)):
+        own = slice(start[line], start[line] + used[line])
+        values = thresholds.values[own]
+        thresholds.counts[own] += len(row) - np.searchsorted(row, values, side=side)
+        if len(again):
+            thresholds.counts[own] += compare(repeated[line][None, :], values[:, None]) @ extra[again]

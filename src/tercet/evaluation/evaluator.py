@@ -7,8 +7,9 @@ from torch import Tensor
 
 from tercet.contracts import PairMask, Similarity
 from tercet.evaluation.metrics import metrics_of
+from tercet.evaluation.pairs import Positives
 from tercet.evaluation.protocols import Evaluation, Task, run_protocol
-from tercet.evaluation.ranks import Positives, rank_positives
+from tercet.evaluation.ranks import rank_positives
 from tercet.evaluation.tiles import Tiles, tiles_of_embeddings, tiles_of_matrix
 
 

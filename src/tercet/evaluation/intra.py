@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tercet.evaluation.ahead import count_ahead
 from tercet.evaluation.metrics import CUTOFFS
-from tercet.evaluation.ranks import Pairs
+from tercet.evaluation.pairs import Pairs
 from tercet.evaluation.tiles import tiles_of_embeddings
 
 # From this rating on, of 0 to 5, two items count as positives of each other.
@@ -29,9 +29,10 @@ def intra_recalls(
     if not len(item):
         raise ValueError("no query has a positive: there is nothing to evaluate")
     own = np.unique(item)
-    found = count_ahead(tiles_of_embeddings(x, x), np.append(item, own), np.append(other, own))
-    assert found.captions_reaching is not None
-    similarity, reaching = found.similarity[: len(item)], found.captions_reaching[: len(item)]
+    nothing = Pairs.of([])
+    found, _ = count_ahead(tiles_of_embeddings(x, x), Pairs(np.append(item, own), np.append(other, own)), nothing)
+    assert found.reaching is not None
+    similarity, reaching = found.similarity[: len(item)], found.reaching[: len(item)]
     best = np.lexsort((-similarity, item))[np.searchsorted(np.sort(item), own)]
     ties = np.bincount(item, similarity == similarity[best][np.searchsorted(own, item)])[own]
     itself = found.similarity[len(item) :] >= similarity[best]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tercet.evaluation.annotations import annotated, coco_test, installed
 from tercet.evaluation.metrics import direction_metrics, metrics_of
-from tercet.evaluation.ranks import Positives, Ranks, joined, rank_positives, rank_several
+from tercet.evaluation.pairs import Positives
+from tercet.evaluation.ranks import Ranks, joined, rank_positives, rank_several
 from tercet.evaluation.tiles import Tiles
 
 FOLDS = 5

@@ -1,62 +1,15 @@
 """The rank of every positive of every query, both directions, by counting what is ahead and never by sorting."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
-from tercet.contracts import PairMask
 from tercet.evaluation.ahead import Ahead, count_ahead
+from tercet.evaluation.pairs import Items, Pairs, Positives
 from tercet.evaluation.tiles import Tiles
 
 TIES = ("against", "expected", "optimistic")
-
-Items = Int[np.ndarray, " pair"]
-# Similarity of pairs, and the candidates that reach and that pass it.
-_Found = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Positive pairs, each once, in the order of a mask's `nonzero()`: by image, then by caption."""
-
-    image: Items
-    caption: Items
-
-    @staticmethod
-    def of(pairs: Iterable[tuple[int, int]] | Int[np.ndarray, "pair 2"]) -> "Pairs":
-        """Of (image, caption) in any order; what is listed twice counts once."""
-        listed = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.int64).reshape(-1, 2)
-        unique = np.unique(listed, axis=0)
-        return Pairs(unique[:, 0].copy(), unique[:, 1].copy())
-
-
-@dataclass(frozen=True)
-class Positives:
-    """Which pairs are positive when an image is the query, and when a caption is: annotations may differ."""
-
-    i2t: Pairs
-    t2i: Pairs
-
-    @property
-    def symmetric(self) -> bool:
-        return self.i2t is self.t2i
-
-    @staticmethod
-    def of_owners(owners: Int[Tensor, " caption"]) -> "Positives":
-        """Every caption with its image."""
-        rows = owners.cpu().numpy().astype(np.int64)
-        order = np.argsort(rows, kind="stable")
-        pairs = Pairs(rows[order], order)
-        return Positives(pairs, pairs)
-
-    @staticmethod
-    def of_mask(positives: PairMask) -> "Positives":
-        image, caption = positives.nonzero(as_tuple=True)
-        pairs = Pairs(image.cpu().numpy(), caption.cpu().numpy())
-        return Positives(pairs, pairs)
 
 
 @dataclass(frozen=True)
@@ -127,24 +80,25 @@ def rank_several(tiles: Tiles, annotations: list[Positives], *, ties: str = "aga
     """Ranks under several annotations of the same items, from one computation of the similarities."""
     if ties not in TIES:
         raise ValueError(f"ties {ties!r} is not one of {', '.join(TIES)}")
-    lists = [pairs for each in annotations for pairs in ((each.i2t,) if each.symmetric else (each.i2t, each.t2i))]
-    image = np.concatenate([pairs.image for pairs in lists])
-    caption = np.concatenate([pairs.caption for pairs in lists])
-    if not len(image):
+    i2t, t2i = [each.i2t for each in annotations], [each.t2i for each in annotations]
+    if not any(len(pairs.image) for pairs in (*i2t, *t2i)):
         raise ValueError("no query has a positive: there is nothing to evaluate")
-    found = count_ahead(tiles, image, caption, reaching=ties != "optimistic", passing=ties != "against")
-    bounds = np.cumsum([0, *(len(pairs.image) for pairs in lists)])
-    places = {id(pairs): slice(a, b) for pairs, a, b in zip(lists, bounds[:-1], bounds[1:], strict=True)}
+    wanted = {"reaching": ties != "optimistic", "passing": ties != "against"}
+    for_images, for_captions = count_ahead(tiles, _chained(i2t), _chained(t2i), **wanted)
     return [
         Ranks(
-            _direction(
-                each.i2t.image, each.i2t.caption, _side(found, "captions", places[id(each.i2t)]), tiles.captions
-            ),
-            _direction(each.t2i.caption, each.t2i.image, _side(found, "images", places[id(each.t2i)]), tiles.images),
+            _direction(each.i2t.image, each.i2t.caption, for_image, tiles.captions),
+            _direction(each.t2i.caption, each.t2i.image, for_caption, tiles.images),
             each.symmetric,
         )
-        for each in annotations
+        for each, for_image, for_caption in zip(
+            annotations, for_images.split(i2t), for_captions.split(t2i), strict=True
+        )
     ]
+
+
+def _chained(lists: list[Pairs]) -> Pairs:
+    return Pairs(np.concatenate([each.image for each in lists]), np.concatenate([each.caption for each in lists]))
 
 
 def _stacked(parts: list[DirectionRanks]) -> DirectionRanks:
@@ -159,24 +113,15 @@ def _stacked(parts: list[DirectionRanks]) -> DirectionRanks:
     )
 
 
-def _side(found: Ahead, candidates: str, place: slice) -> _Found:
-    reaching, passing = getattr(found, f"{candidates}_reaching"), getattr(found, f"{candidates}_passing")
-    return (
-        found.similarity[place],
-        None if reaching is None else reaching[place],
-        None if passing is None else passing[place],
-    )
-
-
-def _direction(anchor: Items, candidate: Items, found: _Found, candidates: int) -> DirectionRanks:
+def _direction(anchor: Items, candidate: Items, found: Ahead, candidates: int) -> DirectionRanks:
     """From counts over all candidates to counts over negatives: the anchor's own positives are taken out."""
-    similarity, reaching, passing = found
+    similarity = found.similarity
     order = np.lexsort((-similarity, anchor))
     first, _ = _runs(anchor[order])
     place = np.arange(len(order)) - first  # 0-based among the anchor's own positives, the most similar first
     group_first, group_end = _runs(anchor[order], similarity[order])
-    negatives_reaching = None if reaching is None else reaching[order] - (group_end - first)
-    negatives_passing = None if passing is None else passing[order] - (group_first - first)
+    negatives_reaching = None if found.reaching is None else found.reaching[order] - (group_end - first)
+    negatives_passing = None if found.passing is None else found.passing[order] - (group_first - first)
     ahead = negatives_reaching if negatives_passing is None else negatives_passing
     assert ahead is not None
     tied = np.zeros_like(ahead) if negatives_reaching is None else negatives_reaching - ahead

@@ -15,7 +15,7 @@ from torch import Tensor
 from tercet.contracts import Similarity
 
 TileFunction = Callable[[slice, slice], Tensor]
-Order = Int[Tensor, " line"] | None
+Order = Int[Tensor, " _line"] | None
 
 # Entries of a tile: products of this size run as quickly as the whole (20 MB of float32), and few are held at a time.
 ENTRIES = 5_000_000

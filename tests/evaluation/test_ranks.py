@@ -1,0 +1,200 @@
+"""Ranks of every positive: exact ties wherever equal items lie, any annotation, little memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tercet.evaluation import Pairs, Positives, rank_positives, tiles_of_blocks, tiles_of_embeddings, tiles_of_matrix
+from tercet.evaluation.counting import Axis, Thresholds, count_on_device, count_tile
+from tercet.evaluation.metrics import cross_ranks, direction_metrics
+from tercet.evaluation.ranks import joined, rank_several
+from tercet.evaluation.tiles import equal_rows
+
+
+def slow_ranks(similarity, mask):
+    """Of every positive pair, by image and caption: among all and among negatives; the negative first on a tie."""
+    found = {}
+    for i, (row, positives) in enumerate(zip(similarity.tolist(), mask.tolist(), strict=True)):
+        own = sorted((j for j, positive in enumerate(positives) if positive), key=lambda j: (-row[j], j))
+        for place, j in enumerate(own):
+            negatives = sum(s >= row[j] for s, positive in zip(row, positives, strict=True) if not positive)
+            found[i, j] = (1 + negatives + place, 1 + negatives)
+    return found
+
+
+def mask_of(pairs, images, captions):
+    mask = torch.zeros(images, captions, dtype=torch.bool)
+    mask[torch.from_numpy(pairs.image), torch.from_numpy(pairs.caption)] = True
+    return mask
+
+
+def assert_ranks(ranks, similarity, positives):
+    rows = slow_ranks(similarity, mask_of(positives.i2t, *similarity.shape))
+    columns = slow_ranks(similarity.T, mask_of(positives.t2i, *similarity.shape).T)
+    for side, expected in ((ranks.i2t, rows), (ranks.t2i, columns)):
+        pairs = zip(side.anchor.tolist(), side.candidate.tolist(), strict=True)
+        ours = dict(zip(pairs, zip(side.rank.tolist(), side.rank_negatives.tolist(), strict=True), strict=True))
+        assert ours == expected
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9], ids=["few", "some", "most"])
+@pytest.mark.parametrize(
+    ("images", "captions", "entries"), [(37, 91, 10**6), (37, 91, 100), (300, 70, 5000), (1, 9, 4)]
+)
+def test_every_positive_has_the_rank_that_sorting_gives(images, captions, entries, share):
+    """Whole or in tiles, few thresholds a line or more than are passed over one by one, both lists their own."""
+    generator = torch.Generator().manual_seed(captions)
+    similarity = torch.randint(50, (images, captions), generator=generator) / 7
+    lists = [(torch.rand(images, captions, generator=generator) < share).nonzero().numpy() for _ in range(2)]
+    positives = Positives(Pairs.of(np.vstack([lists[0], [[0, 0]]])), Pairs.of(np.vstack([lists[1], [[0, 1]]])))
+    tiles = replace(tiles_of_matrix(similarity), entries=entries)
+    assert_ranks(rank_positives(tiles, positives), similarity, positives)
+
+
+def test_a_strip_of_more_rows_and_columns_than_a_byte_can_count():
+    generator = torch.Generator().manual_seed(0)
+    similarity = torch.rand(600, 4300, generator=generator)
+    owners = torch.arange(4300) % 600
+    positives = Positives.of_owners(owners)
+    ranks = rank_positives(tiles_of_matrix(similarity), positives)
+    image, caption = torch.from_numpy(ranks.i2t.anchor), torch.from_numpy(ranks.i2t.candidate)
+    own = similarity[image, caption]
+    negatives = similarity.masked_fill(mask_of(positives.i2t, 600, 4300), -torch.inf)
+    some = torch.arange(0, 4300, 7)
+    expected = (negatives[image[some]] >= own[some, None]).sum(dim=1) + 1
+    assert torch.equal(torch.from_numpy(ranks.i2t.rank_negatives)[some].long(), expected)
+    expected = (negatives[:, caption[some]] >= own[some]).sum(dim=0) + 1
+    assert torch.equal(torch.from_numpy(ranks.t2i.rank_negatives)[some].long(), expected)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_counting_on_a_device_equals_counting_in_strips(strict):
+    generator = torch.Generator().manual_seed(1)
+    tile = torch.randint(30, (80, 120), generator=generator) / 8
+    row, column = (torch.rand(80, 120, generator=generator) < 0.15).nonzero().numpy().T
+    values, asked = tile.numpy()[row, column], np.arange(len(row))
+    extra = torch.randint(3, (200,), generator=generator).numpy()
+    found = []
+    for count in (count_tile, count_on_device):
+        axes = [
+            Axis([Thresholds.of(values, line, size, asked, strict)], extra[:size])
+            for line, size in ((row, 80), (column, 120))
+        ]
+        count(tile, slice(0, 80), slice(0, 120), *axes)
+        found.append([axis.thresholds[0].of_cells(len(row)).tolist() for axis in axes])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_planted_duplicates_tie_exactly(seed):
+    """Odd sizes and widths, where a product's equal rows differ in the last bit; duplicates lie in other tiles."""
+    random = np.random.default_rng(seed)
+    images, each, dim = int(random.integers(3, 60)), int(random.integers(1, 6)), int(random.integers(1, 1025))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(images, dim, generator=generator)
+    owners = torch.arange(images).repeat_interleave(each)
+    y = torch.randn(len(owners), dim, generator=generator)
+    copied, onto = 0, int(random.integers(1, images))
+    x[onto] = x[copied]
+    y[owners == onto] = y[owners == copied]
+    order = torch.from_numpy(random.permutation(len(owners)))
+    tiles = replace(tiles_of_embeddings(x, y[order]), entries=int(random.integers(1, 2000)))
+    optimistic, against = (
+        rank_positives(tiles, Positives.of_owners(owners[order]), ties=t) for t in ("optimistic", "against")
+    )
+    twins = np.isin(against.t2i.candidate, [copied, onto])
+    assert (against.t2i.rank[twins] == optimistic.t2i.rank[twins] + 1).all()  # the other image, and nothing else
+    equal = np.isin(against.i2t.anchor, [copied, onto])
+    behind = against.i2t.rank_negatives[equal] - optimistic.i2t.rank_negatives[equal]
+    assert (behind == 1).all()  # each caption's copy
+
+
+def test_equal_rows_are_those_of_equal_value():
+    x = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    assert equal_rows(x) is None
+    x[7, 3], x[9] = 0.0, x[7]
+    x[9, 3] = -0.0
+    x[20] = x[30]
+    x[40, ::2] = x[41, ::2]  # alike in part
+    groups = equal_rows(x).tolist()
+    assert groups[7] == groups[9]
+    assert groups[20] == groups[30]
+    assert len(set(groups)) == 48
+    assert len(set(equal_rows(torch.ones(5, 3)).tolist())) == 1
+    assert equal_rows(torch.ones(1, 3)) is None
+
+
+def test_arrays_for_a_file():
+    similarity = torch.tensor([[0.9, 0.1, 0.5], [0.8, 0.3, 0.7]])
+    ranks = rank_positives(tiles_of_matrix(similarity), Positives.of_owners(torch.tensor([0, 1, 0])))
+    arrays = {name: array.tolist() for name, array in ranks.arrays().items()}
+    assert arrays == {
+        "image": [0, 0, 1],
+        "caption": [0, 2, 1],
+        "i2t_rank": [1, 2, 3],
+        "i2t_rank_negatives": [1, 1, 3],
+        "t2i_rank": [1, 2, 1],
+        "t2i_rank_negatives": [1, 2, 1],
+    }
+    assert ranks.arrays()["i2t_rank"].dtype == np.int64
+    asymmetric = rank_positives(tiles_of_matrix(similarity), Positives(Pairs.of([(0, 0)]), Pairs.of([(1, 1)])))
+    arrays = {name: array.tolist() for name, array in asymmetric.arrays().items()}
+    assert arrays["i2t_image"] == [0]
+    assert arrays["t2i_image"] == [1]
+    assert arrays["t2i_caption"] == [1]
+    assert set(arrays) == {f"{s}_{n}" for s in ("i2t", "t2i") for n in ("image", "caption", "rank", "rank_negatives")}
+
+
+def test_several_annotations_at_once_equal_each_alone():
+    generator = torch.Generator().manual_seed(3)
+    similarity = torch.rand(20, 60, generator=generator)
+    owners = Positives.of_owners(torch.arange(60) // 3)
+    further = Positives(Pairs.of([(0, 5), (0, 5), (4, 9)]), Pairs.of([(3, 3), (19, 59)]))
+    tiles = tiles_of_matrix(similarity)
+    together = rank_several(tiles, [owners, further])
+    for ranks, positives in zip(together, (owners, further), strict=True):
+        assert_ranks(ranks, similarity, positives)
+    assert direction_metrics(together[1].i2t)["queries"] == 2
+
+
+def test_cross_retrieval_ranks_of_five_captions_are_those_of_aoq():
+    """max(5 r_i - 4, r_t), with ranks against negatives only."""
+    generator = torch.Generator().manual_seed(4)
+    ranks = rank_positives(
+        tiles_of_matrix(torch.rand(12, 60, generator=generator)),
+        Positives.of_owners(torch.arange(12).repeat_interleave(5)),
+    )
+    expected = np.maximum(5 * ranks.t2i.rank_negatives - 4, ranks.i2t.rank_negatives)
+    assert cross_ranks(ranks) == pytest.approx(expected)
+
+
+def test_folds_are_put_together():
+    tiles = tiles_of_matrix(torch.rand(4, 4, generator=torch.Generator().manual_seed(5)))
+    half = torch.arange(2)
+    parts = [
+        rank_positives(tiles.part(half + k, half + k), Positives.of_owners(half)).with_rows(
+            (half + k).numpy(), (half + k).numpy()
+        )
+        for k in (0, 2)
+    ]
+    whole = joined(parts)
+    assert whole.arrays()["image"].tolist() == [0, 1, 2, 3]
+    assert whole.t2i.anchor.tolist() == [0, 1, 2, 3]
+
+
+def test_only_tiles_are_ever_asked_for():
+    """No block is larger than told, and the first pass asks for the diagonal alone."""
+    asked = []
+
+    def similarity(a, b):
+        asked.append((len(a), len(b)))
+        return a @ b.T
+
+    x = torch.randn(100, 4, generator=torch.Generator().manual_seed(6))
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(7))
+    owners = torch.arange(100).repeat_interleave(5)[order]
+    rank_positives(tiles_of_blocks(similarity, x, x[owners], entries=500), Positives.of_owners(owners))
+    assert max(a * b for a, b in asked) <= 500
+    assert len(asked) == 100  # ten by ten; the ten of the diagonal were kept from the first pass
