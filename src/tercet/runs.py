@@ -44,7 +44,11 @@ def run_hash(settings: dict[str, Any], data_checksum: str) -> str:
 
 def find_run(root: Path, identity: str) -> Path | None:
     """The finished folder of that hash, if there is one."""
-    return next((folder for folder in _folders(root, identity) if (folder / MACHINE).is_file()), None)
+    return next((folder for folder in _folders(root, identity) if is_finished(folder)), None)
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / MACHINE).is_file()
 
 
 def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any], anew: bool = False) -> Path:
@@ -52,7 +56,7 @@ def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any], 
     for folder in _folders(root, identity):
         if anew:
             shutil.rmtree(folder)
-        elif not (folder / MACHINE).is_file():
+        elif not is_finished(folder):
             return folder
     objective = re.sub(r"[^\w.+-]+", "_", settings["objective"].replace("/", "+"))
     date = datetime.now(timezone.utc).strftime("%Y%m%d")
@@ -63,9 +67,9 @@ def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any], 
     return folder
 
 
-def finish_run(folder: Path, *, device: str, seconds: float) -> None:
+def finish_run(folder: Path, conditions: dict[str, Any], *, seconds: float) -> None:
     """From now on it is never written to again. What only a resume needed goes."""
-    finished = {"ended": "finished", "device": device, "seconds": seconds, "finished": _now(), **machine()}
+    finished = {"ended": "finished", "seconds": seconds, "finished": _now(), **conditions, **machine()}
     write_json(folder / MACHINE, finished)
     shutil.rmtree(folder / STATE, ignore_errors=True)
 

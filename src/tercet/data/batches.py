@@ -14,6 +14,7 @@ from tercet.data.ahead import ahead
 from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
 from tercet.data.meetings import Meeting
 from tercet.data.pairs import PairedData
+from tercet.data.pixels import Crop, Pixels
 from tercet.data.text.tokens import Tokens
 
 
@@ -28,12 +29,17 @@ class Batches:
     truth: Literal["unused", "positive", "ignored"] = "unused"
     """What becomes of captions known to be true of images that are not their own."""
 
+    crop: Crop = "none"
+    """Random parts of pictures, where images are pixels."""
+
     def __post_init__(self) -> None:
+        if self.crop != "none" and not isinstance(self.data.images, Pixels):
+            raise ValueError(f"only pictures can be cropped; {self.data.name} comes as features")
         if self.truth != "unused" and self.data.truth is None:
             raise ValueError(f"it is not known which captions of {self.data.name} are true of other images")
 
     def make(self, meeting: Meeting) -> Batch:
-        images, image_lengths = self.data.images.take(meeting.images)
+        images, image_lengths = self._images(meeting)
         captions, caption_lengths = self._captions(meeting)
         if self.augmentation is not None and self.augmentation.regions > 0 and images.ndim == 3:
             generator = torch.Generator().manual_seed(meeting.seed)
@@ -50,6 +56,11 @@ class Batches:
             yield from map(self.make, meetings)
         else:
             yield from ahead(self.make, meetings, workers)
+
+    def _images(self, meeting: Meeting) -> tuple[Tensor, Int[Tensor, " image"] | None]:
+        if self.crop != "none" and isinstance(self.data.images, Pixels):
+            return self.data.images.cropped(meeting.images, self.crop, meeting.seed), None
+        return self.data.images.take(meeting.images)
 
     def _captions(self, meeting: Meeting) -> tuple[Tensor, Int[Tensor, " caption"] | None]:
         source = self.data.captions

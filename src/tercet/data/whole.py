@@ -2,7 +2,7 @@
 
 import fcntl
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,11 +30,17 @@ def whole_or_nothing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Two processes that fill the same files would undo each other's work."""
+def alone(folder: Path, waits: Callable[[], None] | None = None) -> Iterator[None]:
+    """Two processes that fill the same files would undo each other's work.
+
+    The second is refused; or, given `waits`, it says so by calling that, and waits.
+    """
     with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ValueError(f"another process is writing to {folder}") from error
+            if waits is None:
+                raise ValueError(f"another process is writing to {folder}") from error
+            waits()
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -20,9 +20,11 @@ from tercet.data.batches import Batches
 from tercet.data.dropout import SizeAugmentation
 from tercet.data.meetings import Meeting, k_caption_meetings, paired_meetings
 from tercet.data.pairs import PairedData
+from tercet.data.pixels import Pixels
 from tercet.objectives.base import RowObjective
 from tercet.training import distributed
 from tercet.training.checkpoint import newest_state, save_state
+from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.interrupt import Interrupt
 from tercet.training.optimizers import freeze, make_optimizer
 from tercet.training.report import Report
@@ -69,7 +71,9 @@ class Loop:
         self.step, self.watch, self.place = Step(model, settings), Watch(report.say), Place()
         grid = getattr(model, "backbone", None) is not None
         augmentation = SizeAugmentation(settings.drop_regions, settings.drop_words, grid)
-        self.batches = Batches(data, augmentation, settings.ignore_equal_text)
+        # A recipe of pixels also runs on features that were made before: then there is nothing to crop.
+        crop = settings.crop if isinstance(data.images, Pixels) else "none"
+        self.batches = Batches(data, augmentation, settings.ignore_equal_text, crop=crop)
         self.steps_an_epoch = len(self._meetings(0)) // settings.accumulate
         if not self.steps_an_epoch:
             raise ValueError(f"{len(data.owners)} captions do not fill --accumulate {settings.accumulate} batches")
@@ -131,6 +135,8 @@ class Loop:
         if backbone is not None and self.settings.thaw_epoch:
             backbone.set_trained(epoch >= self.settings.thaw_epoch)
         self.model.train()
+        if distributed.world()[1] > 1:
+            refuse_batch_norm(self.model, "several processes would not be exact")
 
     def _meetings(self, epoch: int) -> list[Meeting]:
         chosen = self.settings

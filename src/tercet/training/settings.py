@@ -86,8 +86,9 @@ class TrainSettings:
     """Share of regions left out of an image while training: size augmentation."""
     drop_words: float = 0.0
     """Share of words altered or left out of a caption while training."""
-    crop: bool = False
-    """Random crops and mirror images of pictures while training, for models of pixels."""
+    crop: Literal["none", "area", "sides"] = "none"
+    """Random parts of pictures while training, half of them mirrored, for models of pixels: area as in VSE++ (8 to
+    100 % of it), sides as in VSE-infinity (60 to 100 % of both)."""
 
     first_objective: str | None = None
     """Trains the first epochs in place of the objective: triplet, which uses all negatives, where the hardest ones
