@@ -91,6 +91,21 @@ def _train(arguments: list[str]) -> None:
     print_run(train_run(settings), Console())
 
 
+def _evaluate(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.training.evaluate_settings import EvaluateSettings
+
+    settings = tyro.cli(EvaluateSettings, prog="tercet evaluate", args=arguments)
+
+    from rich.console import Console
+
+    from tercet.training.evaluating import evaluate_models
+    from tercet.training.summary import print_evaluation
+
+    print_evaluation(evaluate_models(settings), Console(), legacy=settings.explain_legacy)
+
+
 def _import(arguments: list[str]) -> None:
     from pathlib import Path
     from typing import Literal
@@ -124,6 +139,7 @@ def _import(arguments: list[str]) -> None:
 COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "train a grid of objectives x seeds and compare what they retrieve"),
     "train": (_train, "train a model with one objective; stopped at any moment, it goes on exactly where it was"),
+    "evaluate": (_evaluate, "rank every positive of a split with trained models, under a named protocol"),
     "data": (_data, "inspect or convert images with captions, in any of the formats people have"),
     "features": (_features, "run frozen encoders once over a data set"),
     "import": (_import, "turn an authors' checkpoint into a model of Tercet, without running anything in it"),

@@ -24,7 +24,7 @@ import numpy as np
 import tercet
 
 SETTINGS, MACHINE, METRICS, RANKS = "settings.json", "machine.json", "metrics.jsonl", "ranks.npz"
-STATE, LOG = "state", "log.txt"
+STATE, LOG, EVALUATION = "state", "log.txt", "evaluation.json"
 
 
 def make_root(root: Path) -> None:
@@ -94,6 +94,17 @@ def write_ranks(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".npz", delete=False) as unfinished:
         np.savez_compressed(unfinished, **arrays)  # type: ignore[arg-type]
     _put(unfinished.name, folder / RANKS)
+
+
+def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np.ndarray]) -> Path:
+    """A folder named by what was evaluated, replaced where the same was evaluated before."""
+    asked = {name: content[name] for name in ("protocol", "ties", "models", "data", "split", "checksums")}
+    name = "+".join(content["models"])[:120]
+    folder = root / f"{name}_{content['data']}_{content['split']}_{content['protocol']}_{run_hash(asked, '')}"
+    make_root(folder)
+    write_ranks(folder, ranks)
+    write_json(folder / EVALUATION, content)
+    return folder / EVALUATION
 
 
 def write_beside_runs(root: Path, name: str, content: str) -> None:

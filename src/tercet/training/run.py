@@ -90,15 +90,15 @@ def _conducted(
         distributed.wait_for_all()
         return Trained(folder, runs.read_metrics(folder))
     started = time.perf_counter()
-    with report or TerminalReport(folder.name, folder / runs.LOG) as shown:
-        with alone(folder, lambda: shown.say(f"another process writes to {folder}: waits for it")):
-            if runs.is_finished(folder):
-                return Trained(folder, runs.read_metrics(folder))
-            shown.say(f"run folder {folder}")
-            metrics = _trained(settings, ready, objectives, folder, shown, device)
-            conditions = {"device": str(device), "processes": distributed.world()[1]}
-            runs.finish_run(folder, conditions, seconds=time.perf_counter() - started)
-            (folder / LOCK).unlink()
+    shown = report or TerminalReport(folder.name, folder / runs.LOG)
+    with shown, alone(folder, lambda: shown.say(f"another process writes to {folder}: waits for it")):
+        if runs.is_finished(folder):
+            return Trained(folder, runs.read_metrics(folder))
+        shown.say(f"run folder {folder}")
+        metrics = _trained(settings, ready, objectives, folder, shown, device)
+        conditions = {"device": str(device), "processes": distributed.world()[1]}
+        runs.finish_run(folder, conditions, seconds=time.perf_counter() - started)
+        (folder / LOCK).unlink()
     distributed.wait_for_all()
     return Trained(folder, metrics)
 

@@ -1,8 +1,10 @@
-"""A finished run in a few lines."""
+"""A finished run, or an evaluation, in a few lines."""
 
 from rich.console import Console
 from rich.table import Table
 
+from tercet.evaluation.legacy import explain_legacy
+from tercet.training.evaluating import Evaluated
 from tercet.training.run import Trained
 
 COLUMNS = ("r1", "r5", "r10", "medr", "meanr", "map5")
@@ -24,3 +26,18 @@ def print_run(run: Trained, console: Console) -> None:
     if run.metrics:
         console.print(metrics_table(run.metrics, f"test, rsum {run.metrics['rsum']:.1f}"))
     console.print(f"\nrun folder {run.folder}; its model: tercet.load({str(run.folder)!r})", soft_wrap=True)
+
+
+def print_evaluation(evaluated: Evaluated, console: Console, *, legacy: bool) -> None:
+    metrics = evaluated.found.metrics
+    console.print(metrics_table(metrics, f"{evaluated.title}, rsum {metrics['rsum']:.1f}"))
+    further = [name for name in metrics if name.startswith(("eccv_", "cxc_")) and not name.endswith("queries")]
+    for name in further:
+        console.print(f"{name} {metrics[name]:.4g}", highlight=False)
+    for note in evaluated.found.notes:
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+    if legacy:
+        console.print()
+        for line in explain_legacy(metrics, evaluated.found.folds):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\nall metrics: {evaluated.file}; the rank of every positive: ranks.npz beside it", soft_wrap=True)
