@@ -1,6 +1,7 @@
 """Ranks of every positive: exact ties wherever equal items lie, any annotation, little memory."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -198,3 +199,22 @@ def test_only_tiles_are_ever_asked_for():
     rank_positives(tiles_of_blocks(similarity, x, x[owners], entries=500), Positives.of_owners(owners))
     assert max(a * b for a, b in asked) <= 500
     assert len(asked) == 100  # ten by ten; the ten of the diagonal were kept from the first pass
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux")
+def test_memory_stays_below_that_of_the_similarity():
+    """3,000 x 15,000 would be 172 MB; tiles of a million entries, a few of which are kept, need a fraction."""
+    x = torch.randn(3000, 16, generator=torch.Generator().manual_seed(8))
+    owners = torch.arange(3000).repeat_interleave(5)
+    tiles = replace(tiles_of_embeddings(x, x[owners] + 1), entries=10**6)
+    rank_positives(tiles.part(torch.arange(300), torch.arange(1500)), Positives.of_owners(owners[:1500]))  # warms up
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    rank_positives(tiles, Positives.of_owners(owners))
+    assert resident("VmHWM") - before < 110_000  # kB
+
+
+def resident(key):
+    return int(
+        next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)).split()[1]
+    )

@@ -1,7 +1,7 @@
 """Named protocols: what they want, and what is refused. A number under a protocol's name is that protocol's."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import numpy as np
@@ -45,7 +45,9 @@ def run_protocol(name: str | None, task: Task) -> Evaluation:
     """Evaluate under a protocol; None is "custom", which takes anything."""
     chosen = "custom" if name is None else name
     if chosen not in PROTOCOLS:
-        near = get_close_matches(str(chosen), PROTOCOLS, n=1, cutoff=0.4)
+        near = [each for each in PROTOCOLS if each.startswith(chosen)] or get_close_matches(
+            chosen, PROTOCOLS, cutoff=0.4
+        )
         hint = f": did you mean {near[0]}?" if near else ""
         raise ValueError(f"protocol {chosen!r} is not one of {', '.join(PROTOCOLS)}{hint}")
     return PROTOCOLS[chosen](task)
@@ -64,7 +66,8 @@ def _flickr_1k(task: Task) -> Evaluation:
 def _coco_5k(task: Task) -> Evaluation:
     _check_size(task, "coco-5k", 5000)
     _check_ids(task, "coco-5k", ordered=False)
-    return _custom(task)
+    checked = task.image_ids is None or installed()
+    return replace(_custom(task), notes=() if checked else ("ids not checked: pip install 'tercet[eccv]'",))
 
 
 def _coco_1k(task: Task) -> Evaluation:
@@ -73,7 +76,7 @@ def _coco_1k(task: Task) -> Evaluation:
     order = "the published order" if task.image_ids is not None and installed() else "the order given, not checked"
     found = in_folds(task, FOLDS)
     note = f"mean of {FOLDS} disjoint folds of 1,000 consecutive images in {order}; ranks are within a fold"
-    return Evaluation(found.metrics, found.ranks, found.folds, (note,))
+    return replace(found, notes=(note,))
 
 
 def in_folds(task: Task, folds: int) -> Evaluation:
