@@ -43,7 +43,7 @@ def main():
         "",
         "- **product**: S = X Y^T, whole, and in the tiles that the evaluation uses; nothing else.",
         "- **ours**: `tercet.evaluate_embeddings(x, y, owners)`, every metric, both directions.",
-        f"- **original**: a full argsort a query in float64, both directions; {SAMPLE} images and their captions, scaled.",
+        f"- **original**: a full argsort a query in float64, both directions; {SAMPLE} images and captions, scaled.",
         "- **memory**: peak above the embeddings, in MB; S alone would be "
         f"{4 * CAPTIONS * given.images**2 / 2**20:.0f}.",
         "",

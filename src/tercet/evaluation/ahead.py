@@ -78,7 +78,7 @@ def count_ahead(
     halves = cell_of[: len(i2t.image)], cell_of[len(i2t.image) :]
     axes = []
     for half, line, lines in zip(halves, (row, column), (rows, columns), strict=True):
-        asked = np.unique(half)
+        asked = np.flatnonzero(np.bincount(half, minlength=len(cells)))
         axes.append(
             Axis([Thresholds.of(values, line, len(lines), asked, strict) for strict in strictness], lines.extra)
         )

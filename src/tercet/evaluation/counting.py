@@ -1,7 +1,9 @@
 """How many entries of a tile reach the thresholds of its lines. The only loop over all of S, so it has to be quick."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -67,15 +69,29 @@ def count_tile(tile: Tensor, rows: slice, columns: slice, row_axis: Axis, column
         count_on_device(tile, rows, columns, row_axis, column_axis)
         return
     array = tile.numpy()
-    for i in range(0, array.shape[0], STRIP_ROWS):
-        for j in range(0, array.shape[1], STRIP_COLUMNS):
-            strip = array[i : i + STRIP_ROWS, j : j + STRIP_COLUMNS]
-            row_slice = slice(rows.start + i, rows.start + i + strip.shape[0])
-            column_slice = slice(columns.start + j, columns.start + j + strip.shape[1])
-            for thresholds in row_axis.thresholds:
-                _count_strip(strip, row_slice, thresholds, column_axis.extra[column_slice], axis=0)
-            for thresholds in column_axis.thresholds:
-                _count_strip(strip, column_slice, thresholds, row_axis.extra[row_slice], axis=1)
+    row_strips = [slice(i, min(i + STRIP_ROWS, array.shape[0])) for i in range(0, array.shape[0], STRIP_ROWS)]
+    column_strips = [slice(j, min(j + STRIP_COLUMNS, array.shape[1])) for j in range(0, array.shape[1], STRIP_COLUMNS)]
+
+    def count_rows(own: slice) -> None:
+        for other, thresholds in product(column_strips, row_axis.thresholds):
+            extra = column_axis.extra[_moved(other, columns.start)]
+            _count_strip(array[own, other], _moved(own, rows.start), thresholds, extra, axis=0)
+
+    def count_columns(own: slice) -> None:
+        for other, thresholds in product(row_strips, column_axis.thresholds):
+            extra = row_axis.extra[_moved(other, rows.start)]
+            _count_strip(array[other, own], _moved(own, columns.start), thresholds, extra, axis=1)
+
+    # Every call has lines of its own to count for, and numpy lets go of the interpreter: threads share the work.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        tasks = [threads.submit(count_rows, own) for own in row_strips]
+        tasks += [threads.submit(count_columns, own) for own in column_strips]
+        for task in tasks:
+            task.result()
+
+
+def _moved(part: slice, by: int) -> slice:
+    return slice(part.start + by, part.stop + by)
 
 
 def count_on_device(tile: Tensor, rows: slice, columns: slice, row_axis: Axis, column_axis: Axis) -> None:
