@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tercet.data.meetings import step_seed
+from tercet.training.randomness import reseed
 
 Encode = Callable[[Tensor, Tensor | None], Tensor]
 
@@ -36,8 +37,9 @@ class Cached:
             start += len(items)
 
     def _encoded(self, number: int) -> Tensor:
-        torch.manual_seed(step_seed(self.seed, number))
-        return self.encode(*self.parts[number])
+        items, lengths = self.parts[number]
+        reseed(step_seed(self.seed, number), items.device)
+        return self.encode(items, lengths)
 
 
 def refuse_batch_norm(model: nn.Module, why: str) -> None:

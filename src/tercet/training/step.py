@@ -13,6 +13,7 @@ from tercet.contracts import Batch
 from tercet.objectives.base import RowObjective
 from tercet.training import distributed
 from tercet.training.grad_cache import Cached, refuse_batch_norm
+from tercet.training.randomness import reseed
 from tercet.training.settings import TrainSettings
 
 
@@ -34,7 +35,7 @@ class Step:
         self._encode_images, self._encode_captions = wrap(model.encode_images), wrap(model.encode_captions)
 
     def __call__(self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0) -> Outcome:
-        torch.manual_seed(seed)
+        reseed(seed, batch.images.device)
         if self.settings.grad_cache is not None:
             return self._cached(objective, batch, seed, factor)
         images, written = self._images(batch)

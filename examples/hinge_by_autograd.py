@@ -1,0 +1,16 @@
+"""A plain loss on S, left to autograd: the hinge of the hardest negative, both directions.
+
+    tercet train --objective examples/hinge_by_autograd.py:hinge
+"""
+
+import torch
+from torch import Tensor
+
+
+def hinge(similarity: Tensor, positives: Tensor, margin: float = 0.2) -> Tensor:
+    hidden = similarity.masked_fill(positives, -torch.inf)
+    hardest_caption = hidden.max(dim=1, keepdim=True).values
+    hardest_image = hidden.max(dim=0, keepdim=True).values
+    i2t = (margin + hardest_caption - similarity).clamp(min=0)
+    t2i = (margin + hardest_image - similarity).clamp(min=0)
+    return (i2t + t2i)[positives].sum()
