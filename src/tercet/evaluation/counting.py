@@ -82,6 +82,10 @@ def count_tile(tile: Tensor, rows: slice, columns: slice, row_axis: Axis, column
             extra = row_axis.extra[_moved(other, rows.start)]
             _count_strip(array[other, own], _moved(own, columns.start), thresholds, extra, axis=1)
 
+    if len(row_strips) == len(column_strips) == 1:  # too little to share
+        count_rows(row_strips[0])
+        count_columns(column_strips[0])
+        return
     # Every call has lines of its own to count for, and numpy lets go of the interpreter: threads share the work.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         tasks = [threads.submit(count_rows, own) for own in row_strips]
