@@ -146,7 +146,7 @@ def systems(lines: list[dict]) -> str:
             "6,000 photos to train on, 1,000 to validate, 1,000 to test, five captions each; test, weights chosen on",
             "validation, one seed, one thread. VSE++ sees one vector a photo (EfficientNet-Lite2, 1280 wide), VSRN and",
             "VSE-infinity 36 cells of a grid (256 wide), heads that vector and MiniLM's of a caption. Widths are",
-            "reduced as named: the numbers are not comparable to published ones, which stand on detector regions and larger sets.",
+            "reduced as named: the numbers are not comparable to published ones, which stand on detector regions.",
             "",
             f"| system | recipe | {' | '.join(HEADINGS)} | minutes | run |",
             f"|---|---|{'---|' * len(HEADINGS)}---|---|",

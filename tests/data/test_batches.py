@@ -8,6 +8,7 @@ from tercet.data.batches import Batches
 from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
 from tercet.data.meetings import by_length, k_caption_meetings, paired_meetings
 from tercet.data.pairs import PairedData, paired
+from tercet.data.pixels import Pixels, PixelSettings
 from tercet.data.rows import Rows
 from tercet.data.scenes import scenes
 from tercet.data.text.tokens import tokens_of
@@ -223,3 +224,22 @@ def test_wrong_sizes_are_told():
         k_caption_meetings(OWNERS, 2, 0, seed=0, epoch=0)
     with pytest.raises(ValueError, match="regions must be a share"):
         SizeAugmentation(regions=1.0)
+
+
+@pytest.mark.parametrize("crop", ["area", "sides"])
+def test_crops_are_parts_of_the_picture_the_same_for_the_same_seed(crop):
+    split = scenes("train", 4).as_split()
+    data = paired("scenes", split, images=Pixels(split.pictures, PixelSettings(side=32)))
+    meeting = paired_meetings(data.owners, 6, seed=0, epoch=0)[0]
+    whole, one, again = (Batches(data, crop=how).make(meeting).images for how in ("none", crop, crop))
+    other = Batches(data, crop=crop).make(paired_meetings(data.owners, 6, seed=0, epoch=1)[0]).images
+    assert one.shape == whole.shape
+    assert torch.equal(one, again)
+    assert not torch.equal(one, whole)
+    assert not torch.equal(one, other)
+    assert one.isfinite().all()
+
+
+def test_features_cannot_be_cropped():
+    with pytest.raises(ValueError, match="only pictures can be cropped"):
+        Batches(paired("scenes", scenes("train", 4).as_split()), crop="area")
