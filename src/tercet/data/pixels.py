@@ -66,7 +66,7 @@ class PixelSettings:
 def _area(size: tuple[int, int], draws: list[float]) -> tuple[float, float]:
     area = size[0] * size[1] * (0.08 + 0.92 * draws[0])
     aspect = math.exp((2 * draws[1] - 1) * math.log(4 / 3))
-    return min(size[0], math.sqrt(area * aspect)), min(size[1], math.sqrt(area / aspect))
+    return min(float(size[0]), math.sqrt(area * aspect)), min(float(size[1]), math.sqrt(area / aspect))
 
 
 def _sides(size: tuple[int, int], draws: list[float]) -> tuple[float, float]:
