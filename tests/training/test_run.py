@@ -1,5 +1,6 @@
 """A run as users start it: killed at any moment it ends as if it had never been stopped, and nothing is lost."""
 
+import importlib.util
 import json
 import os
 import random
@@ -217,3 +218,19 @@ def test_a_second_stage_starts_from_the_first(tmp_path):
 def test_mistakes_are_named(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
         tercet.train(**SMALL | given, runs=tmp_path)
+
+
+@pytest.mark.slow
+def test_compiled_encoders_learn_the_same(tmp_path):
+    narrow = ("--epochs", "1", "--model-settings", "joint_dim=16")
+    for name, more in (("plain", ()), ("compiled", ("--compile",))):
+        finish(start(tmp_path / name, *narrow, *more))
+    one, other = (load(only_run(tmp_path / name)).model.state_dict() for name in ("plain", "compiled"))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="it is installed")
+def test_tensorboard_is_asked_for_by_name_where_it_is_not_installed(tmp_path):
+    with pytest.raises(ValueError, match="--tensorboard needs its package: pip install tensorboard"):
+        tercet.train(**SMALL, runs=tmp_path, tensorboard=True)

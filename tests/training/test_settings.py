@@ -1,6 +1,8 @@
 """Settings: every recipe resolves, what is wrong is refused with the nearest name, and only what matters is hashed."""
 
+import inspect
 import json
+import re
 
 import pytest
 import tyro
@@ -9,7 +11,7 @@ from tercet.models.catalogue import PRESETS, SYSTEMS
 from tercet.training.config import defaults_for, train_settings
 from tercet.training.recipes import RECIPES
 from tercet.training.schedule import ramp, schedule
-from tercet.training.settings import CONDUCT, TrainSettings, identity_of, named_values
+from tercet.training.settings import CONDUCT, KNOWN, TrainSettings, identity_of, named_values
 
 
 def test_every_model_has_a_recipe_and_every_recipe_a_model():
@@ -93,3 +95,9 @@ def test_schedules():
     constant = schedule(train_settings({"schedule": "constant", "warm_up_epochs": 0.5}), 4)
     assert [constant(step) for step in range(3)] == [0.5, 1.0, 1.0]
     assert [ramp(train_settings({"ramp_epoch": 1}), epoch, 2, 8) for epoch in (0, 1, 2)] == [1.0, 0.25, 1.0]
+
+
+def test_every_setting_is_documented():
+    source = inspect.getsource(TrainSettings)
+    for name in KNOWN:
+        assert re.search(rf"^    {name}: [^\n]*\n    \"\"\"", source, flags=re.MULTILINE), name

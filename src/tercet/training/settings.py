@@ -73,13 +73,13 @@ class TrainSettings:
     """Evaluated once, at the end, with the chosen weights."""
 
     epochs: int = 12
+    """Passes over the training captions; with --captions-each, over the training images."""
     batch_size: int = 128
     """Pairs of a step; with --captions-each, images of a step."""
     captions_each: int | None = None
     """So many captions of each image in a step, for objectives that rank several positives; None pairs them singly."""
     positives: Literal["ids", "diagonal"] = "ids"
-    """diagonal: an image met twice in a batch is a negative of its own other caption, as the published programs have
-    it."""
+    """diagonal: an image met twice in a batch is a negative of its own other caption, as in the published programs."""
     ignore_equal_text: bool = False
     """A caption that stands word for word under another image too is no negative of that image."""
     drop_regions: float = 0.0
@@ -99,9 +99,11 @@ class TrainSettings:
     """Weight of the caption decoder's loss, for VSRN with captioner."""
 
     optimizer: Literal["adamw", "adam"] = "adamw"
+    """adam adds --weight-decay to the gradient, adamw takes it off the weights."""
     learning_rate: float = 1e-3
     """The peak, the same for every objective and chosen by no result."""
     weight_decay: float = 0.01
+    """How strongly weights are drawn to 0."""
     part_rates: NamedValues = field(default_factory=dict)
     """Factors on the learning rate of parts by the beginning of their name, such as backbone=0.01."""
     schedule: Literal["cosine", "steps", "constant"] = "cosine"
@@ -109,7 +111,9 @@ class TrainSettings:
     warm_up_epochs: float = 1.0
     """The learning rate rises for so long."""
     decay_epochs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="EPOCH ...")] = ()
+    """Epochs, counted from 0, from which on the learning rate is multiplied by --decay once more."""
     decay: float = 0.1
+    """The factor at each of --decay-epochs."""
     clip: float | None = 2.0
     """Largest norm of the gradient of all weights together; None for no limit."""
     accumulate: int = 1
@@ -204,7 +208,7 @@ def _check(settings: TrainSettings) -> None:
         if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
             raise ValueError(f"{_flag(name)} is {', '.join(get_args(kind))}, not {getattr(settings, name)!r}")
     if settings.clip is not None and not settings.clip > 0:
-        raise ValueError(f"--clip must be above 0, got {settings.clip}; leave it out for no limit: --clip None")
+        raise ValueError(f"--clip must be above 0, got {settings.clip}; --clip None is no limit")
     _check_together(settings)
 
 
