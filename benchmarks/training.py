@@ -125,7 +125,7 @@ def ours(system, data, model, folder, counting):
     settings = train_settings({"model": system, "epochs": 10**6, "batch_size": BATCH, "objective": "triplet-sh"})
     objective = tercet.objective("triplet-sh")
     folder.mkdir()
-    loop = Loop(model, data, (objective, objective), settings, folder, Report("benchmark"), torch.device("cpu"))
+    loop = Loop(model, data, (objective, objective), settings, folder, Report(), torch.device("cpu"))
     loop.restore()
     model.train()
     count = loop._count

@@ -1,6 +1,6 @@
 """A plain loss on S, left to autograd: the hinge of the hardest negative, both directions.
 
-    tercet train --objective examples/hinge_by_autograd.py:hinge
+tercet train --objective examples/hinge_by_autograd.py:hinge
 """
 
 import torch

@@ -25,7 +25,7 @@ def small_loop(folder, model, data, **given):
     settings = small_settings(**given)
     objective = tercet.objective(settings.objective, **settings.objective_settings)
     first = objective if settings.first_objective is None else tercet.objective(settings.first_objective)
-    loop = Loop(model, data, (first, objective), settings, folder, Report("test"), torch.device("cpu"))
+    loop = Loop(model, data, (first, objective), settings, folder, Report(), torch.device("cpu"))
     loop.restore()
     return loop
 

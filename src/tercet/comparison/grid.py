@@ -74,7 +74,7 @@ class _BarReport(Report):
     """One bar among many; what a run has to say goes to its log alone."""
 
     def __init__(self, progress: Progress, bar: TaskID) -> None:
-        super().__init__("")
+        super().__init__()
         self._progress, self._bar = progress, bar
 
     def step(self, done: int, total: int, news: Mapping[str, str]) -> None:

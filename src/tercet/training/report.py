@@ -14,10 +14,14 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Report:
-    """Speaks on stderr and writes `log.txt`. The base of the quiet one that comparisons use."""
+    """Writes the log of a run, and is silent otherwise."""
 
-    def __init__(self, title: str, log: Path | None = None) -> None:
-        self.title, self._log = title, log
+    def __init__(self) -> None:
+        self._log: Path | None = None
+
+    def begin(self, log: Path) -> None:
+        """A run begins, or goes on, with this log."""
+        self._log = log
 
     def __enter__(self) -> "Report":
         return self
@@ -36,8 +40,10 @@ class Report:
 
 
 class TerminalReport(Report):
-    def __init__(self, title: str, log: Path | None = None) -> None:
-        super().__init__(title, log)
+    """Speaks on stderr too."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
         console = Console(file=sys.stderr)
         self._progress = Progress(
             TextColumn("{task.description}"),

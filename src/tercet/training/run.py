@@ -86,14 +86,15 @@ def _conducted(
     device: torch.device,
 ) -> Trained:
     if not distributed.leads():
-        _trained(settings, ready, objectives, folder, Report(folder.name), device)
+        _trained(settings, ready, objectives, folder, Report(), device)
         distributed.wait_for_all()
         return Trained(folder, runs.read_metrics(folder))
     started = time.perf_counter()
-    shown = report or TerminalReport(folder.name, folder / runs.LOG)
+    shown = report or TerminalReport(folder.name)
     with shown, alone(folder, lambda: shown.say(f"another process writes to {folder}: waits for it")):
         if runs.is_finished(folder):
             return Trained(folder, runs.read_metrics(folder))
+        shown.begin(folder / runs.LOG)
         shown.say(f"run folder {folder}")
         metrics = _trained(settings, ready, objectives, folder, shown, device)
         conditions = {"device": str(device), "processes": distributed.world()[1]}
