@@ -8,6 +8,7 @@ last: without it a run is unfinished.
 
 import hashlib
 import json
+import math
 import os
 import platform
 import re
@@ -84,7 +85,7 @@ class MetricsFile:
         self.length = length
 
     def append(self, line: dict[str, Any]) -> None:
-        text = json.dumps(line) + "\n"
+        text = json.dumps(_without_nan(line), allow_nan=False) + "\n"
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(text)
         self.length += len(text.encode())
@@ -170,6 +171,13 @@ def commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None
+
+
+def _without_nan(value: Any) -> Any:
+    """Not a number is null in JSON, such as the mean over no queries."""
+    if isinstance(value, dict):
+        return {name: _without_nan(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _folders(root: Path, identity: str) -> list[Path]:
