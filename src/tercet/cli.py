@@ -1,5 +1,6 @@
 """`tercet`: a table of commands. Each is imported only when it is called."""
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ def _train(arguments: list[str]) -> None:
     from tercet.training.run import train_run
     from tercet.training.summary import print_run
 
-    print_run(train_run(settings), Console())
+    run = train_run(settings)
+    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+        print_run(run, Console())
 
 
 def _evaluate(arguments: list[str]) -> None:

@@ -6,7 +6,9 @@ settings and the data's checksum, not of the date: a finished folder with it is 
 last: without it a run is unfinished.
 """
 
+import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -49,29 +51,48 @@ def find_run(root: Path, identity: str) -> Path | None:
 
 
 def is_finished(folder: Path) -> bool:
-    return (folder / MACHINE).is_file()
+    try:
+        return bool(json.loads((folder / MACHINE).read_text(encoding="utf-8"))["ended"] == "finished")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
-def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any], anew: bool = False) -> Path:
-    """The unfinished folder of that hash, or a new one; `anew` empties what is there."""
+def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any]) -> Path:
+    """The unfinished folder of that hash, or a new one."""
     for folder in _folders(root, identity):
-        if anew:
-            shutil.rmtree(folder)
-        elif not is_finished(folder):
-            return folder
-    objective = re.sub(r"[^\w.+-]+", "_", settings["objective"].replace("/", "+"))
-    date = datetime.now(timezone.utc).strftime("%Y%m%d")
-    name = f"{date}_{data}_{settings['model']}_{objective[:60]}_s{settings['seed']}_{identity}"
-    folder = root / name
-    folder.mkdir(exist_ok=True)
+        if not is_finished(folder):
+            break
+    else:
+        objective = re.sub(r"[^\w.+-]+", "_", settings["objective"].replace("/", "+"))
+        date = datetime.now(timezone.utc).strftime("%Y%m%d")
+        name = f"{date}_{data}_{settings['model']}_{objective[:60]}_s{settings['seed']}_{identity}"
+        folder = root / name
+        folder.mkdir(exist_ok=True)
     write_json(folder / SETTINGS, settings)
     return folder
+
+
+def empty_run(folder: Path, *, but: str) -> None:
+    """To begin anew; the file that keeps other processes out stays."""
+    for left in folder.iterdir():
+        if left.name not in (but, SETTINGS):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether anything would be lost with the folder."""
+    return (folder / STATE).exists() or is_finished(folder)
 
 
 def finish_run(folder: Path, conditions: dict[str, Any], *, seconds: float) -> None:
     """From now on it is never written to again. What only a resume needed goes."""
     finished = {"ended": "finished", "seconds": seconds, "finished": _now(), **conditions, **machine()}
     write_json(folder / MACHINE, finished)
+    tidy_run(folder)
+
+
+def tidy_run(folder: Path) -> None:
+    """What a finished run has no use for; a kill may have left it."""
     shutil.rmtree(folder / STATE, ignore_errors=True)
 
 
@@ -81,6 +102,8 @@ class MetricsFile:
     def __init__(self, folder: Path, length: int) -> None:
         self.file = folder / METRICS
         self.file.touch()
+        if self.file.stat().st_size < length:
+            raise ValueError(f"{self.file} is shorter than it was: remove the folder {folder.name} and call again")
         os.truncate(self.file, length)
         self.length = length
 
@@ -90,16 +113,21 @@ class MetricsFile:
             stream.write(text)
         self.length += len(text.encode())
 
+    def sync(self) -> None:
+        """Safely on disk: a checkpoint that is says how long this is."""
+        with self.file.open("rb") as stream:
+            os.fsync(stream.fileno())
+
 
 def write_ranks(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".", suffix=".npz", delete=False) as unfinished:
-        np.savez_compressed(unfinished, **arrays)  # type: ignore[arg-type]
-    _put(unfinished.name, folder / RANKS)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    write_safely(folder / RANKS, content.getvalue())
 
 
 def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np.ndarray]) -> Path:
     """A folder named by what was evaluated, replaced where the same was evaluated before."""
-    asked = {name: content[name] for name in ("protocol", "ties", "models", "data", "split", "checksums")}
+    asked = {name: content[name] for name in ("protocol", "ties", "models", "weights", "data", "split", "checksums")}
     name = "+".join(content["models"])[:120]
     folder = root / f"{name}_{content['data']}_{content['split']}_{content['protocol']}_{run_hash(asked, '')}"
     make_root(folder)
@@ -110,24 +138,39 @@ def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np
 
 def write_beside_runs(root: Path, name: str, content: str) -> None:
     """A file of the comparison, replaced in one step."""
-    write_text(root / name, content)
+    write_safely(root / name, content.encode())
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    write_safely(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
 
 
-def write_text(path: Path, content: str) -> None:
-    """Replaced in one step."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as unfinished:
-        unfinished.write(content)
-    _put(unfinished.name, path)
+def write_safely(file: Path, data: bytes) -> None:
+    """Written beside, brought to the disk, then moved into place. On failure nothing is left of it."""
+    beside = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(beside, file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ValueError(
+                f"{file}: the disk is full. What was written before is unharmed: make room and call again to go on"
+            ) from error
+        raise
+    _sync_folder(file.parent)
 
 
-def _put(unfinished: str, path: Path) -> None:
-    """In one step, readable by whoever a new file is."""
-    os.chmod(unfinished, 0o666 & ~_umask())
-    os.replace(unfinished, path)
+def _sync_folder(folder: Path) -> None:
+    """So that the name itself outlives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_lines(run: Path) -> list[dict[str, Any]]:
@@ -144,6 +187,11 @@ def read_metrics(run: Path) -> dict[str, float]:
     if not final:
         raise ValueError(f"{run / METRICS} is damaged or missing: remove the folder {run.name} and call again")
     return {name: value for name, value in final[-1].items() if isinstance(value, float)}
+
+
+def final_split(run: Path) -> str:
+    """What `read_metrics` is of."""
+    return str(read_lines(run)[-1].get("split", "nothing"))
 
 
 def machine() -> dict[str, Any]:
@@ -186,9 +234,3 @@ def _folders(root: Path, identity: str) -> list[Path]:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

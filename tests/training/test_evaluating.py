@@ -1,8 +1,10 @@
 """`tercet evaluate`: runs and saved models on a split, ensembles, protocols, what is written, what is refused."""
 
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,7 +79,16 @@ def test_features_of_another_width_are_named():
 
 def test_ids_of_coco_are_the_numbers_at_the_end_of_names():
     split = open_data("scenes:90").split("test")
-    assert coco_ids(split).tolist() == list(range(30))
+    assert coco_ids(split) is None  # rows are no ids
+    named = replace(split, image_names=tuple(f"COCO_val2014_{7 * n + 5:012d}.jpg" for n in range(30)))
+    assert coco_ids(named).tolist() == [7 * n + 5 for n in range(30)]
+
+
+def test_models_of_one_name_and_other_weights_do_not_share_a_folder(tmp_path, runs):
+    for place, run in zip("ab", runs, strict=True):
+        shutil.copytree(run.folder, tmp_path / place / "model")
+    files = {evaluated(tmp_path / "out", tmp_path / place / "model").file for place in "ab"}
+    assert len(files) == 2
 
 
 def test_the_command_prints_a_table_and_says_where_all_of_it_is(tmp_path, runs):

@@ -83,8 +83,14 @@ def test_the_best_weights_on_validation_are_kept_and_test_is_looked_at_once(tmp_
     values = iter([3.0, 9.0, 5.0])
     monkeypatch.setattr(module, "selected", lambda metrics, by: next(values))
     kept = []
-    write = module.write_safely
-    monkeypatch.setattr(module, "write_safely", lambda file, data: kept.append(data) or write(file, data))
+    write = runs.write_safely
+
+    def watched(file, data):
+        if file.name == "weights.safetensors":
+            kept.append(data)
+        write(file, data)
+
+    monkeypatch.setattr(runs, "write_safely", watched)
     folder = tercet.train(**SMALL | {"epochs": 3}, runs=tmp_path).folder
     assert len(kept) == 2
     assert (folder / "weights.safetensors").read_bytes() == kept[1]
@@ -130,23 +136,8 @@ def test_control_c_keeps_the_step_under_way(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_word(tmp_path, capsys):
-    from tercet.training import loop as module
-
     whole = tercet.train(**SMALL, runs=tmp_path / "whole", checkpoint_every=2)
-    stop = {"at": 7}
-    save = module.save_state
-
-    def save_and_stop(folder, step, state):
-        save(folder, step, state)
-        if step >= stop["at"]:
-            raise RuntimeError("the plug was pulled")
-
-    module.save_state = save_and_stop
-    try:
-        with pytest.raises(RuntimeError, match="plug"):
-            tercet.train(**SMALL, runs=tmp_path / "broken", checkpoint_every=2)
-    finally:
-        module.save_state = save
+    stopped(tmp_path / "broken", 7)
     newest = max((only_run(tmp_path / "broken") / "state").glob("*.pt"))
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -187,9 +178,116 @@ def test_two_processes_do_not_write_one_run(tmp_path):
 
 
 def test_without_validation_the_last_weights_are_kept(tmp_path, capsys):
-    run = tercet.train(**SMALL, runs=tmp_path, validation_split="none")
+    data = tmp_path / "data"
+    data.mkdir()
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 40), ("test", 10)):
+        (data / f"{split}_caps.txt").write_text("".join(f"caption {n}\n" for n in range(count)))
+        for name in ("ims", "txt"):
+            np.save(data / f"{split}_{name}.npy", rng.standard_normal((count, 8)).astype(np.float32))
+    run = tercet.train(**SMALL | {"data": str(data), "batch_size": 20}, runs=tmp_path)
     assert "the last weights are kept" in capsys.readouterr().err
-    assert torch.is_tensor(load(run.folder).model.image_head.linear.weight)
+    assert run.split == "test"
+
+
+def test_a_slip_in_the_name_of_a_split_is_no_missing_split(tmp_path):
+    for name in ("test_split", "validation_split"):
+        with pytest.raises(ValueError, match=r"no split 'tset'.*did you mean test"):
+            tercet.train(**SMALL | {name: "tset"}, runs=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def stopped(folder, at, **given):
+    """A run whose plug is pulled right after its checkpoint of that step."""
+    from tercet.training import loop as module
+
+    save = module.save_state
+
+    def save_and_stop(state_folder, step, state):
+        save(state_folder, step, state)
+        if step >= at:
+            raise RuntimeError("the plug was pulled")
+
+    module.save_state = save_and_stop
+    try:
+        with pytest.raises(RuntimeError, match="plug"):
+            tercet.train(**SMALL | given, runs=folder, checkpoint_every=2)
+    finally:
+        module.save_state = save
+    return only_run(folder)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"accumulate": 2},
+        {"workers": 2, "captions_each": 3, "batch_size": 20, "objective": "smooth-ap"},
+        {"model": "vsepp", "model_settings": {"joint_dim": 8, "word_dim": 6}, "drop_words": 0.3},
+        {
+            "model": "vsrn",
+            "model_settings": {"joint_dim": 8, "captioner": True, "caption_dim": 6},
+            "caption_weight": 1.0,
+        },
+        {"model": "vse-infinity", "model_settings": {"joint_dim": 8}, "precision": "bf16"},
+        {"grad_cache": 9, "ignore_equal_text": True, "objective": "cir/sig-ms"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_run_resumes_exactly(tmp_path, given):
+    if given.get("model") in ("vsrn", "vse-infinity"):
+        given = given | {"features": "regions"}
+    whole = tercet.train(**SMALL | given, runs=tmp_path / "whole", checkpoint_every=2)
+    stopped(tmp_path / "broken", 3, **given)
+    assert_same_run(whole.folder, tercet.train(**SMALL | given, runs=tmp_path / "broken").folder)
+
+
+def test_metrics_that_a_power_cut_shortened_send_the_run_further_back(tmp_path, capsys):
+    whole = tercet.train(**SMALL, runs=tmp_path / "whole", checkpoint_every=2)
+    folder = stopped(tmp_path / "broken", 4)
+    os.truncate(folder / "metrics.jsonl", 10)
+    (folder / "settings.json").unlink()
+    resumed = tercet.train(**SMALL, runs=tmp_path / "broken", checkpoint_every=2)
+    assert "metrics.jsonl is shorter than it was then" in capsys.readouterr().err
+    assert_same_run(whole.folder, resumed.folder)
+
+
+def test_an_empty_mark_does_not_make_a_run_finished(tmp_path):
+    folder = stopped(tmp_path, 4)
+    (folder / "machine.json").write_text("")
+    assert tercet.train(**SMALL, runs=tmp_path).metrics["rsum"] > 0
+
+
+def test_no_resume_begins_anew_and_waits_for_whoever_writes(tmp_path):
+    whole = tercet.train(**SMALL, runs=tmp_path / "whole")
+    folder = stopped(tmp_path / "broken", 4)
+    begun = tercet.train(**SMALL, runs=tmp_path / "broken", resume=False)
+    assert begun.folder == folder
+    assert_same_run(whole.folder, begun.folder)
+    both = [start(tmp_path / "two"), start(tmp_path / "two", "--no-resume")]
+    codes = [process.communicate()[0] and process.returncode for process in both]
+    assert 0 in codes
+    assert runs.is_finished(only_run(tmp_path / "two"))
+
+
+def test_what_was_refused_leaves_no_folder(tmp_path):
+    for given in ({"frozen": ["nothing"]}, {"batch_size": 5000}, {"caption_weight": 1.0}):
+        with pytest.raises(ValueError, match=r"begin with|fill one batch|captioner"):
+            tercet.train(**SMALL | given, runs=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_first_epochs_share_the_settings_and_an_edited_file_is_another_run(tmp_path):
+    from tercet.training.run import resolve
+    from tests.training.small import small_settings
+
+    file = tmp_path / "mine.py"
+    file.write_text("def mine(S, positives):\n    return (S * ~positives).sum()\n")
+    given = {"first_objective": f"{file}:mine", "objective_settings": {"margin": 0.5}}
+    before = resolve(small_settings(**given))[2]
+    file.write_text("def mine(S, positives):\n    return 2 * (S * ~positives).sum()\n")
+    assert resolve(small_settings(**given))[2] != before
+    _, first, _ = resolve(small_settings(first_objective="triplet", objective_settings={"margin": 0.5}))
+    assert first.margin == 0.5
 
 
 def test_a_second_stage_starts_from_the_first(tmp_path):
@@ -209,12 +307,18 @@ def test_a_second_stage_starts_from_the_first(tmp_path):
         ({"objective": "tripplet"}, "did you mean"),
         ({"model": "vsep"}, "did you mean"),
         ({"data": "nowhere"}, "no such file or folder"),
-        ({"select": "rsumm"}, "no metric 'rsumm'"),
+        ({"select": "rsumm"}, "'rsumm' cannot choose weights .did you mean rsum"),
+        ({"select": "t2i_meanr"}, "cannot choose weights"),
+        ({"device": "foo"}, "--device: "),
+        ({"model": "vsepp-f30k-finetuned"}, "--start-from names the run of the first"),
+        ({"frozen": ["image_head", "caption_head"]}, "leaves nothing to train"),
+        ({"model": "vsrn"}, "VSRN takes several regions an image"),
         ({"train_split": "trian"}, "no split 'trian'"),
         ({"model_settings": {"joint": 3}}, "did you mean joint_dim"),
         ({"batch_size": 5000}, "do not fill one batch"),
     ],
 )
+@pytest.mark.usefixtures("without_shape_checks")
 def test_mistakes_are_named(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
         tercet.train(**SMALL | given, runs=tmp_path)

@@ -3,7 +3,9 @@
 import inspect
 import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import tyro
 
@@ -43,7 +45,20 @@ def test_a_recipe_says_what_its_paper_says():
         ({"decay_epochs": (3,)}, "belong to --schedule steps"),
         ({"decay_epochs": (3, 3), "schedule": "steps"}, "must ascend"),
         ({"grad_cache": 8, "caption_weight": 1.0}, "caption decoder"),
-        ({"optimizer": "sgd"}, "--optimizer is adamw, adam, not 'sgd'"),
+        ({"drop_words": 1.0}, "--drop-words must be a share"),
+        ({"part_rates": {"image_head": -1}}, "--part-rates image_head must be a number of at least 0"),
+        ({"decay": float("nan")}, "--decay must be above 0"),
+        ({"validation_split": "test"}, "test never chooses"),
+        ({"learning_rate": "fast"}, "--learning-rate must be a number, got 'fast'"),
+        ({"seed": 1.5}, "--seed must be a whole number, got 1.5"),
+        ({"seed": 2**64}, "--seed must be below"),
+        ({"resume": "no"}, "--resume must be true or false, got 'no'"),
+        ({"frozen": "image_head"}, "--frozen must be a list, got 'image_head'"),
+        ({"decay_epochs": ["a"]}, "--decay-epochs must be a list"),
+        ({"model": None}, "--model must be text, got None"),
+        ({"model_settings": None}, "--model-settings must be settings by name"),
+        ({"captions_each": True}, "--captions-each must be a whole number or None, got True"),
+        ({"optimizer": "sgd"}, "--optimizer must be adamw, adam, got 'sgd'"),
     ],
 )
 @pytest.mark.usefixtures("without_shape_checks")
@@ -101,3 +116,17 @@ def test_every_setting_is_documented():
     source = inspect.getsource(TrainSettings)
     for name in KNOWN:
         assert re.search(rf"^    {name}: [^\n]*\n    \"\"\"", source, flags=re.MULTILINE), name
+
+
+def test_what_callers_and_files_write_is_brought_to_its_kind():
+    given = {"learning_rate": "1e-3", "epochs": np.int64(3), "data": Path("x"), "clip": 1, "decay_epochs": [3]}
+    settings = train_settings(given | {"schedule": "steps", "images": "photos", "weight_decay": np.float32(0.5)})
+    assert (settings.learning_rate, settings.epochs, settings.data, settings.clip) == (1e-3, 3, "x", 1.0)
+    assert (settings.decay_epochs, settings.images, settings.weight_decay) == ((3,), Path("photos"), 0.5)
+    json.dumps(identity_of(settings))
+
+
+def test_another_schedule_leaves_the_decays_of_a_recipe_behind():
+    assert train_settings({"model": "vsepp", "schedule": "cosine"}).decay_epochs == ()
+    arguments = ["--model", "vsepp", "--schedule", "cosine"]
+    assert tyro.cli(TrainSettings, args=arguments, default=defaults_for(arguments)).decay_epochs == ()

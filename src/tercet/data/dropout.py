@@ -36,7 +36,7 @@ def drop_regions(
     The published code may leave an image without any region; here one always stays.
     """
     count, regions = images.shape[:2]
-    real = torch.arange(regions) < (torch.full((count,), regions) if lengths is None else lengths)[:, None]
+    real = torch.arange(regions) < (torch.full((count,), regions) if lengths is None else lengths.cpu())[:, None]
     chance = torch.full((count, 1), how.regions)
     if how.grid:
         u = torch.rand(count, 1, generator=generator)
@@ -45,7 +45,7 @@ def drop_regions(
     kept = (draw >= chance) & real
     luckiest = draw.masked_fill(~real, -1.0).argmax(dim=1)
     kept[torch.arange(count), luckiest] |= ~kept.any(dim=1)
-    return _pushed_left(images, kept, 0)
+    return _pushed_left(images, kept.to(images.device), 0)
 
 
 def drop_words(
@@ -76,5 +76,5 @@ def _pushed_left(values: Tensor, kept: Bool[Tensor, "item part"], pad: int) -> t
     order = (~kept).byte().argsort(dim=1, stable=True)[:, : int(lengths.max())]
     index = order.reshape(*order.shape, *[1] * (values.ndim - 2)).expand(*order.shape, *values.shape[2:])
     moved = values.gather(1, index)
-    beyond = torch.arange(order.shape[1]) >= lengths[:, None]
+    beyond = torch.arange(order.shape[1], device=values.device) >= lengths[:, None]
     return moved.masked_fill(beyond.reshape(*beyond.shape, *[1] * (values.ndim - 2)), pad), lengths

@@ -38,3 +38,8 @@ def check_lengths(lengths: Int[Tensor, " item"], padded: Tensor, what: str) -> N
 def full_lengths(parts: Float[Tensor, "item part dim"]) -> Int[Tensor, " item"]:
     """Where nothing is padded."""
     return torch.full((parts.shape[0],), parts.shape[1], device=parts.device)
+
+
+def check_regions(images: Tensor, system: str) -> None:
+    if images.ndim != 3:
+        raise ValueError(f"{system} takes several regions an image, (image region dim), got {tuple(images.shape)}")

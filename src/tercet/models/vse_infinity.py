@@ -10,7 +10,7 @@ from tercet import similarity
 from tercet.contracts import Similarity
 from tercet.models.backbone import Backbone, config_of, pretrained
 from tercet.models.gpo import GPO
-from tercet.models.norms import check_lengths, full_lengths, real_parts
+from tercet.models.norms import check_lengths, check_regions, full_lengths, real_parts
 from tercet.models.words import WordGRU
 
 
@@ -60,7 +60,13 @@ class VSEInfinity(nn.Module):
     def encode_images(
         self, images: Float[Tensor, "image *rest"], lengths: Int[Tensor, " image"] | None = None
     ) -> Float[Tensor, "image joint"]:
-        regions = images if self.backbone is None else self.backbone.cells(images)
+        return self.encode_regions(images if self.backbone is None else self.backbone.cells(images), lengths)
+
+    def encode_regions(
+        self, regions: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
+    ) -> Float[Tensor, "image joint"]:
+        """Of regions, or of cells that the backbone has made already."""
+        check_regions(regions, "VSE-infinity")
         lengths = full_lengths(regions) if lengths is None else lengths
         check_lengths(lengths, regions, "images")
         pooled = self.regions(regions, lengths)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tercet import similarity
 from tercet.contracts import Similarity
 from tercet.models.captioner import Captioner
-from tercet.models.norms import across_regions, check_lengths, full_lengths, real_parts, unit
+from tercet.models.norms import across_regions, check_lengths, check_regions, full_lengths, real_parts, unit
 from tercet.models.words import WordGRU
 
 BLOCKS = 4
@@ -70,6 +70,7 @@ class VSRN(nn.Module):
     def encode_images(
         self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
     ) -> Float[Tensor, "image joint"]:
+        check_regions(images, "VSRN")
         lengths = full_lengths(images) if lengths is None else lengths
         check_lengths(lengths, images, "images")
         return self.read(self.reason(images, lengths), lengths)

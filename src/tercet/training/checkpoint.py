@@ -4,17 +4,17 @@
 newest two are kept: a torn or damaged one is passed over, and the one before it is taken.
 """
 
-import errno
 import hashlib
 import io
 import json
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from tercet.runs import write_safely
 
 KEPT = 2
 State = dict[str, Any]
@@ -35,8 +35,8 @@ def save_state(folder: Path, step: int, state: State) -> None:
         old.unlink(missing_ok=True)
 
 
-def newest_state(folder: Path, say: Callable[[str], None]) -> State | None:
-    """Of the newest good checkpoint; what is passed over is named."""
+def newest_state(folder: Path, say: Callable[[str], None], fault: Callable[[State], str | None]) -> State | None:
+    """Of the newest good checkpoint; what is passed over is named. `fault` says why a state cannot be gone on from."""
     for file in _sealed(folder):
         try:
             seal = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
@@ -44,38 +44,13 @@ def newest_state(folder: Path, say: Callable[[str], None]) -> State | None:
             if hashlib.sha256(data).hexdigest() != seal["sha256"]:
                 raise ValueError("its checksum is another")
             state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            why = fault(state)
+            if why is not None:
+                raise ValueError(why)
             return state
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
             say(f"passed over a damaged checkpoint, {file.name}: {error}")
     return None
-
-
-def write_safely(file: Path, data: bytes) -> None:
-    """Written beside, brought to the disk, then moved into place. On failure nothing is left of it."""
-    beside = file.with_name(f".{file.name}")
-    try:
-        with beside.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, file)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ValueError(
-                f"{file}: the disk is full. What was written before is unharmed: make room and call again to go on"
-            ) from error
-        raise
-    _sync_folder(file.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that the name itself outlives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sealed(folder: Path) -> list[Path]:

@@ -8,14 +8,15 @@ from typing import Any
 from tercet.training.recipes import RECIPES
 from tercet.training.settings import TrainSettings, settings_of
 
-RESOLVED = ("objective_source", "start_checksum")  # in a run's settings.json, and no settings
+RESOLVED = ("objective_source", "first_source", "start_checksum")  # in a run's settings.json, and no settings
 
 
 def train_settings(given: dict[str, Any]) -> TrainSettings:
     """With what the recipe of the model says where nothing else is asked for."""
     if given.get("config") is not None:
         given = read_config(Path(given["config"])) | given
-    return settings_of(RECIPES.get(given.get("model", "heads"), {}), given)
+    model = given.get("model", "heads")
+    return settings_of(RECIPES.get(model, {}) if isinstance(model, str) else {}, given)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def defaults_for(arguments: Sequence[str]) -> TrainSettings:
     """Of a command line: what its --model and --config say, so that --help shows the values of the recipe."""
-    given = {name: _value(arguments, f"--{name}") for name in ("model", "config")}
+    given = {name: _value(arguments, f"--{name}") for name in ("model", "config", "schedule")}
     return train_settings({name: value for name, value in given.items() if value is not None})
 
 

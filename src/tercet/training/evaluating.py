@@ -1,5 +1,6 @@
 """Trained models on a split, under a protocol: `tercet evaluate`."""
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from tercet.data.pixels import Pixels
 from tercet.data.rows import Rows
 from tercet.data.text.tokens import pretrained_tokens_of, tokens_of
 from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
-from tercet.retriever import Retriever, load
+from tercet.retriever import WEIGHTS, Retriever, load
 from tercet.training.evaluate_settings import EvaluateSettings
 from tercet.training.validation import encoded, tiles_of
 
@@ -52,6 +53,7 @@ def evaluate_models(settings: EvaluateSettings) -> Evaluated:
         "protocol": settings.protocol,
         "ties": settings.ties,
         "models": [folder.resolve().name for folder in settings.models],
+        "weights": [checksum_of_weights(folder) for folder in settings.models],
         "data": Path(settings.data).name,
         "split": settings.split,
         "images": len(split.image_names),
@@ -61,6 +63,10 @@ def evaluate_models(settings: EvaluateSettings) -> Evaluated:
     }
     file = runs.write_evaluation(settings.out, content, found.ranks.arrays())
     return Evaluated(found, file, f"{Path(settings.data).name} {settings.split}, {settings.protocol}")
+
+
+def checksum_of_weights(folder: Path) -> str:
+    return hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()[:16]
 
 
 def as_read_by(model: Retriever, name: str, split: Split) -> PairedData:
@@ -92,4 +98,6 @@ def coco_ids(split: Split) -> Int[Tensor, " image"] | None:
     """The numbers at the end of the images' names, where all of them have one: COCO_val2014_000000391895.jpg."""
     found = [re.search(r"(\d+)(?:\.\w+)?$", name) for name in split.image_names]
     numbers: list[Any] = [int(match[1]) for match in found if match is not None and len(match[1]) <= 18]
-    return torch.tensor(numbers) if len(numbers) == len(split.image_names) else None
+    if len(numbers) < len(split.image_names) or numbers == list(range(len(numbers))):  # rows, not ids
+        return None
+    return torch.tensor(numbers)

@@ -33,7 +33,9 @@ class Cached:
             return
         start = 0
         for number, (items, _) in enumerate(self.parts):
-            self._encoded(number).backward(gradient[start : start + len(items)])
+            encoded = self._encoded(number)
+            if encoded.requires_grad:  # not where this side is frozen
+                encoded.backward(gradient[start : start + len(items)])
             start += len(items)
 
     def _encoded(self, number: int) -> Tensor:

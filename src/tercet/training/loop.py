@@ -66,11 +66,12 @@ class Loop:
         self.folder, self.report, self.device = folder, report, device
         model.to(device, torch.float64 if settings.precision == "float64" else torch.float32)
         freeze(model, settings.frozen)
+        if settings.caption_weight and getattr(model, "captioner", None) is None:
+            raise ValueError("--caption-weight needs a VSRN with --model-settings captioner=true")
         self.optimizer = make_optimizer(model, settings)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.watch, self.place = Step(model, settings), Watch(report.say), Place()
-        grid = getattr(model, "backbone", None) is not None
-        augmentation = SizeAugmentation(settings.drop_regions, settings.drop_words, grid)
+        augmentation = SizeAugmentation(settings.drop_regions, settings.drop_words)
         # A recipe of pixels also runs on features that were made before: then there is nothing to crop.
         crop = settings.crop if isinstance(data.images, Pixels) else "none"
         self.batches = Batches(data, augmentation, settings.ignore_equal_text, crop=crop)
@@ -83,7 +84,7 @@ class Loop:
 
     def restore(self) -> None:
         """To the newest good checkpoint, if there is one."""
-        state = newest_state(self.folder / runs.STATE, self.report.say)
+        state = newest_state(self.folder / runs.STATE, self.report.say, self._fault)
         if state is not None:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -91,24 +92,35 @@ class Loop:
             self.report.say(f"goes on after step {self.place.step} of {self.total}")
         self.metrics = runs.MetricsFile(self.folder, self.place.metrics_length) if distributed.leads() else None
 
+    def _fault(self, state: Mapping[str, Any]) -> str | None:
+        file = self.folder / runs.METRICS
+        there = file.stat().st_size if file.is_file() else 0
+        return f"{runs.METRICS} is shorter than it was then" if there < state["place"]["metrics_length"] else None
+
     @property
     def total(self) -> int:
         return self.steps_an_epoch * self.settings.epochs
 
     def epochs(self) -> Iterator[int]:
         """Trains; yields after each epoch, for validation. The checkpoint of an epoch is written by `epoch_done`."""
-        self.watch.data(self.data)
+        if not self.settings.ignore_equal_text:
+            self.watch.data(self.data)
         with Interrupt() as interrupt:
             for epoch in range(self.place.epoch, self.settings.epochs):
                 self._begin(epoch)
                 for _ in self._steps(epoch):
-                    if interrupt.asked or self.place.step % self.settings.checkpoint_every == 0:
+                    if interrupt.asked or self._checkpoint_is_due():
                         self.save()
                     if interrupt.asked:
                         raise KeyboardInterrupt
                 yield epoch
                 if interrupt.asked:
                     raise KeyboardInterrupt
+
+    def _checkpoint_is_due(self) -> bool:
+        """Not after an epoch's last step: validation follows, and a checkpoint after it."""
+        due = self.place.step % self.settings.checkpoint_every == 0
+        return due and self.place.position < self.steps_an_epoch
 
     def epoch_done(self, epoch: int, metrics: Mapping[str, float], value: float | None) -> bool:
         """Writes down what validation gave; True where these weights are the best so far."""
@@ -122,6 +134,7 @@ class Loop:
 
     def save(self) -> None:
         if self.metrics is not None:
+            self.metrics.sync()
             self.place.metrics_length = self.metrics.length
             state = {
                 "model": self.model.state_dict(),

@@ -16,6 +16,8 @@ def freeze(model: nn.Module, frozen: Sequence[str]) -> None:
     for start in frozen:
         for parameter in _beginning_with(model, start).values():
             parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("--frozen leaves nothing to train")
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:

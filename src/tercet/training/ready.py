@@ -67,21 +67,19 @@ def make_ready(settings: TrainSettings) -> Ready:
     read_images, image_sizes, image_reading = _images(data, system, wanted, settings)
     read_captions, caption_sizes, caption_reading = _captions(data, system, wanted, settings)
 
-    def side(split_name: str) -> PairedData | None:
-        if split_name not in data.splits and "+" not in split_name:
+    def side(split_name: str, missing: str | None) -> PairedData | None:
+        if split_name == missing and missing not in data.splits:
             return None
         split = data.split(split_name)
         return paired(name, split, read_images(split), read_captions(split))
 
-    training = side(settings.train_split)
-    if training is None:
-        data.split(settings.train_split)  # says which splits there are
+    training = side(settings.train_split, None)
     assert training is not None
     return Ready(
         name,
         training,
-        side(settings.validation_split),
-        side(settings.test_split),
+        side(settings.validation_split, "val"),  # only the usual names may be missing: another one is a slip
+        side(settings.test_split, "test"),
         system,
         image_sizes | caption_sizes,
         Reading(**image_reading | caption_reading),
@@ -96,7 +94,7 @@ def _images(data: DataSet, system: str, wanted: dict[str, Any], settings: TrainS
     """Pixels for a model with a backbone, where the data has pictures and no features; features otherwise."""
     split = data.split(settings.train_split)
     if wanted.get("backbone") is not None and wanted.get("image_dim") is None and split.features is None:
-        pixels = PixelSettings()
+        pixels = PixelSettings(settings.picture_side, None if settings.warp else round(settings.picture_side * 8 / 7))
         if split.pictures is None:
             raise ValueError(f"{data.path} has no pictures, which {settings.model} sees")
 

@@ -59,5 +59,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "vse-infinity-butd": _VSE_INFINITY | {"part_rates": _BERT_RATE},
     "vse-infinity-butd-bigru": _VSE_INFINITY | {"weight_decay": 1e-2},
     "vse-infinity-grid": _VSE_INFINITY
-    | {"part_rates": _BERT_RATE | {"backbone": 0.01}, "thaw_epoch": 1, "ramp_epoch": 1, "crop": "sides"},
+    | {"part_rates": _BERT_RATE | {"backbone": 0.01}, "thaw_epoch": 1, "ramp_epoch": 1, "crop": "sides"}
+    | {"picture_side": 512, "warp": True},
 }

@@ -1,6 +1,6 @@
 """One run from settings to a finished folder: `tercet train` and `tercet.train`."""
 
-import hashlib
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,13 @@ from tercet.objectives.from_file import is_file_name, source_checksum
 from tercet.retriever import WEIGHTS
 from tercet.training import distributed
 from tercet.training.board import Board
-from tercet.training.checkpoint import write_safely
 from tercet.training.config import train_settings
+from tercet.training.evaluating import checksum_of_weights
 from tercet.training.loop import Loop
 from tercet.training.ready import Ready, make_ready
 from tercet.training.report import Report, TerminalReport
 from tercet.training.settings import TrainSettings, identity_of
-from tercet.training.validation import evaluated, selected
+from tercet.training.validation import check_selection, evaluated, selected
 
 NOT_HASHED = ("data", "images")  # the data's checksum says more than the place it lies in
 
@@ -32,7 +32,13 @@ class Trained:
 
     folder: Path
     metrics: dict[str, float]
-    """On test, with the weights that were best on validation."""
+    """With the weights that were best on validation."""
+    split: str
+    """What the metrics are of: test, or validation where the data has no test."""
+
+
+def finished_run(folder: Path) -> Trained:
+    return Trained(folder, runs.read_metrics(folder), runs.final_split(folder))
 
 
 def train(**given: Any) -> Trained:
@@ -42,7 +48,7 @@ def train(**given: Any) -> Trained:
 
 def train_run(settings: TrainSettings, ready: Ready | None = None, report: Report | None = None) -> Trained:
     """With data that is ready already, where several runs share it."""
-    device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = chosen_device(settings.device)
     main, first, identity = resolve(settings)  # before any work: a wrong name costs nothing
     ready = make_ready(settings) if ready is None else ready
     with distributed.together(device.type):
@@ -54,27 +60,59 @@ def train_run(settings: TrainSettings, ready: Ready | None = None, report: Repor
         if finished is not None:
             if not settings.resume:
                 raise ValueError(f"{finished} is finished, and never overwritten: remove it to run it again")
-            return Trained(finished, runs.read_metrics(finished))
+            if distributed.leads():
+                runs.tidy_run(finished)
+            return finished_run(finished)
         distributed.wait_for_all()
         if distributed.leads():
-            runs.open_run(settings.runs, mark, data=ready.name, settings=identity, anew=not settings.resume)
+            runs.open_run(settings.runs, mark, data=ready.name, settings=identity)
         distributed.wait_for_all()
         folder = runs.open_run(settings.runs, mark, data=ready.name, settings=identity)
         return _conducted(settings, ready, (first or main, main), folder, report, device)
 
 
+def chosen_device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"--device: {str(error).splitlines()[0]}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: there is none on this machine")
+    return device
+
+
 def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
     """The objective, that of the first epochs, and all that makes the run, ready for JSON."""
+    check_selection(settings.select)
+    if settings.model.endswith("-finetuned") and settings.start_from is None:
+        raise ValueError(f"{settings.model} is a second stage: --start-from names the run of the first")
     main = objective(settings.objective, **settings.objective_settings)
-    first = None if settings.first_objective is None else objective(settings.first_objective)
+    first = _first_objective(settings)
     own = is_file_name(settings.objective)
+    early = settings.first_objective
     identity = identity_of(settings) | {
         "objective": settings.objective if own else main.name,
         "objective_settings": main.settings,
         "objective_source": source_checksum(settings.objective) if own else None,
-        "start_checksum": None if settings.start_from is None else _checksum(Path(settings.start_from) / WEIGHTS),
+        "first_source": source_checksum(early) if early is not None and is_file_name(early) else None,
+        "start_checksum": None if settings.start_from is None else _start_checksum(Path(settings.start_from)),
     }
     return main, first, identity
+
+
+def _start_checksum(folder: Path) -> str:
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"{folder / WEIGHTS}: no weights there to start from")
+    return checksum_of_weights(folder)
+
+
+def _first_objective(settings: TrainSettings) -> RowObjective | None:
+    """With the settings asked for the objective, as far as it has them: one margin for both."""
+    if settings.first_objective is None:
+        return None
+    known = objective(settings.first_objective).settings
+    shared = {name: value for name, value in settings.objective_settings.items() if name in known}
+    return objective(settings.first_objective, **shared)
 
 
 def _conducted(
@@ -88,20 +126,27 @@ def _conducted(
     if not distributed.leads():
         _trained(settings, ready, objectives, folder, Report(), device)
         distributed.wait_for_all()
-        return Trained(folder, runs.read_metrics(folder))
+        return finished_run(folder)
     started = time.perf_counter()
     shown = report or TerminalReport(folder.name)
     with shown, alone(folder, lambda: shown.say(f"another process writes to {folder}: waits for it")):
         if runs.is_finished(folder):
-            return Trained(folder, runs.read_metrics(folder))
+            return finished_run(folder)
+        if not settings.resume:
+            runs.empty_run(folder, but=LOCK)
         shown.begin(folder / runs.LOG)
         shown.say(f"run folder {folder}")
-        metrics = _trained(settings, ready, objectives, folder, shown, device)
+        try:
+            _trained(settings, ready, objectives, folder, shown, device)
+        except ValueError:
+            if not runs.has_begun(folder):
+                shutil.rmtree(folder)  # refused before the first checkpoint: nothing half-written is left
+            raise
         conditions = {"device": str(device), "processes": distributed.world()[1]}
         runs.finish_run(folder, conditions, seconds=time.perf_counter() - started)
         (folder / LOCK).unlink()
     distributed.wait_for_all()
-    return Trained(folder, metrics)
+    return finished_run(folder)
 
 
 def _trained(
@@ -111,7 +156,7 @@ def _trained(
     folder: Path,
     report: Report,
     device: torch.device,
-) -> dict[str, float]:
+) -> None:
     with torch.random.fork_rng(devices=[]):
         model = ready.model(settings)
         retriever = ready.retriever(model)
@@ -128,7 +173,8 @@ def _trained(
             else:
                 loop.epoch_done(epoch, {}, None)
             distributed.wait_for_all()
-        return _final(loop, ready, retriever) if distributed.leads() else {}
+        if distributed.leads():
+            _final(loop, ready)
 
 
 def _validated(loop: Loop, epoch: int, ready: Ready, retriever: Any, board: Any) -> None:
@@ -139,7 +185,7 @@ def _validated(loop: Loop, epoch: int, ready: Ready, retriever: Any, board: Any)
         value = selected(metrics, loop.settings.select)
         loop.watch.validation(metrics, len(ready.validation.images), epoch)
     if loop.epoch_done(epoch, metrics, value):
-        write_safely(loop.folder / WEIGHTS, retriever.weights())
+        runs.write_safely(loop.folder / WEIGHTS, retriever.weights())
     loop.save()
     if metrics:
         shown = f"i2t R@1 {metrics['i2t_r1']:.1f}, t2i R@1 {metrics['t2i_r1']:.1f}, rsum {metrics['rsum']:.1f}"
@@ -149,25 +195,27 @@ def _validated(loop: Loop, epoch: int, ready: Ready, retriever: Any, board: Any)
         board.write(loop.folder)
 
 
-def _final(loop: Loop, ready: Ready, retriever: Any) -> dict[str, float]:
+def _final(loop: Loop, ready: Ready) -> None:
     """The chosen weights on test, once; on validation where there is no test."""
-    from safetensors.torch import load_file
-
     assert loop.metrics is not None
     held_out = ready.test if ready.test is not None else ready.validation
     line: dict[str, Any] = {"final": True, "step": loop.place.step, "clipped_steps": loop.place.clipped}
     if held_out is None:
         loop.metrics.append(line)
-        return {}
-    loop.model.load_state_dict(load_file(loop.folder / WEIGHTS, device=str(loop.device)))
+        return
+    loop.model.load_state_dict(_chosen_weights(loop.folder / WEIGHTS, loop.device))
     found = evaluated(loop.model, held_out)
     runs.write_ranks(loop.folder, found.ranks.arrays())
     split = "test" if ready.test is not None else "validation"
     loop.metrics.append(line | {"split": split, "epoch": loop.place.best_epoch + 1, **found.metrics})
-    return found.metrics
+    loop.metrics.sync()
 
 
-def _checksum(file: Path) -> str:
-    if not file.is_file():
-        raise ValueError(f"{file}: no weights there to start from")
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+def _chosen_weights(file: Path, device: torch.device) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file}: cannot be read ({error}); --no-resume begins the run anew") from error

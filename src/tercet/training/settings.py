@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
+
+from tercet.training.kinds import as_kept, flag
 
 
 def named_values(given: Sequence[str]) -> dict[str, Any]:
@@ -90,6 +92,11 @@ class TrainSettings:
     """Random parts of pictures while training, half of them mirrored, for models of pixels: area as in VSE++ (8 to
     100 % of it), sides as in VSE-infinity (60 to 100 % of both)."""
 
+    picture_side: int = 224
+    """Pixels of a side of the square that a model of pixels sees."""
+    warp: bool = False
+    """The whole picture is warped to the square; otherwise its middle is cut out."""
+
     first_objective: str | None = None
     """Trains the first epochs in place of the objective: triplet, which uses all negatives, where the hardest ones
     alone would collapse the model."""
@@ -158,9 +165,9 @@ class TrainSettings:
 
 # How a run is carried out, not what it is: two runs that differ in these alone are the same run.
 CONDUCT = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
-KINDS = get_type_hints(TrainSettings)
 KNOWN = [item.name for item in fields(TrainSettings)]
 WHOLE = {"epochs": 1, "batch_size": 2, "accumulate": 1, "checkpoint_every": 1, "workers": 0, "cocos_every": 0}
+WHOLE |= {"captions_each": 1, "grad_cache": 1, "picture_side": 1, "seed": 0, "thaw_epoch": 0, "ramp_epoch": 0}
 
 
 def settings_of(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSettings:
@@ -170,19 +177,11 @@ def settings_of(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSet
             near = get_close_matches(name, KNOWN, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise ValueError(f"train has no setting {name!r}{hint}; it has: {', '.join(KNOWN)}")
-    return replace(TrainSettings(), **{name: _as_kept(name, value) for name, value in {**recipe, **given}.items()})
-
-
-def _as_kept(name: str, value: Any) -> Any:
-    """Callers and files write 1 for 1.0, lists for tuples and text for paths."""
-    kinds = get_args(KINDS[name]) or (KINDS[name],)
-    if isinstance(value, list):
-        return tuple(value)
-    if isinstance(value, str) and Path in kinds:
-        return Path(value)
-    if isinstance(value, int) and not isinstance(value, bool) and float in kinds:
-        return float(value)
-    return value
+    wanted = {**recipe, **given}
+    if wanted.get("schedule", "steps") != "steps" and "decay_epochs" not in given:
+        wanted.pop("decay_epochs", None)  # they belong to the recipe's own schedule
+    kinds = get_type_hints(TrainSettings)
+    return replace(TrainSettings(), **{name: as_kept(name, value, kinds[name]) for name, value in wanted.items()})
 
 
 def identity_of(settings: TrainSettings) -> dict[str, Any]:
@@ -195,21 +194,28 @@ def identity_of(settings: TrainSettings) -> dict[str, Any]:
 def _check(settings: TrainSettings) -> None:
     for name, least in WHOLE.items():
         value = getattr(settings, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{_flag(name)} must be a whole number of at least {least}, got {value!r}")
-    for name in ("captions_each", "grad_cache"):
-        value = getattr(settings, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{_flag(name)} must be at least 1, got {value!r}")
+        if value is not None and value < least:
+            raise ValueError(f"{flag(name)} must be a whole number of at least {least}, got {value!r}")
     for name in ("learning_rate", "weight_decay", "warm_up_epochs", "caption_weight"):
         if not 0 <= getattr(settings, name) < float("inf"):
-            raise ValueError(f"{_flag(name)} must be a number of at least 0, got {getattr(settings, name)!r}")
-    for name, kind in KINDS.items():
-        if get_origin(kind) is Literal and getattr(settings, name) not in get_args(kind):
-            raise ValueError(f"{_flag(name)} is {', '.join(get_args(kind))}, not {getattr(settings, name)!r}")
+            raise ValueError(f"{flag(name)} must be a number of at least 0, got {getattr(settings, name)!r}")
+    _check_shares(settings)
     if settings.clip is not None and not settings.clip > 0:
         raise ValueError(f"--clip must be above 0, got {settings.clip}; --clip None is no limit")
+    if not 0 < settings.decay <= 1:
+        raise ValueError(f"--decay must be above 0 and at most 1, got {settings.decay}")
+    if settings.seed >= 2**63:
+        raise ValueError(f"--seed must be below 2^63, got {settings.seed}")
     _check_together(settings)
+
+
+def _check_shares(settings: TrainSettings) -> None:
+    for part, factor in settings.part_rates.items():
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
+            raise ValueError(f"--part-rates {part} must be a number of at least 0, got {factor!r}")
+    for name in ("drop_regions", "drop_words"):
+        if not 0 <= getattr(settings, name) < 1:
+            raise ValueError(f"{flag(name)} must be a share from 0 to below 1, got {getattr(settings, name)!r}")
 
 
 def _check_together(settings: TrainSettings) -> None:
@@ -223,9 +229,7 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError(
             "--grad-cache encodes images and captions apart: the caption decoder cannot be trained with it"
         )
+    if settings.validation_split == settings.test_split:
+        raise ValueError(f"--validation-split and --test-split are both {settings.test_split}: test never chooses")
     if settings.first_objective is not None and settings.first_epochs < 1:
         raise ValueError("--first-objective needs --first-epochs of at least 1")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.contracts import Batch
+from tercet.data.dropout import SizeAugmentation, drop_regions
 from tercet.objectives.base import RowObjective
 from tercet.training import distributed
 from tercet.training.grad_cache import Cached, refuse_batch_norm
@@ -33,6 +34,8 @@ class Step:
         self.model, self.settings = model, settings
         wrap: Callable[[Any], Any] = torch.compile if settings.compile else lambda encode: encode
         self._encode_images, self._encode_captions = wrap(model.encode_images), wrap(model.encode_captions)
+        if settings.drop_regions and getattr(model, "backbone", None) is not None and hasattr(model, "encode_regions"):
+            self._encode_images = self._encode_some_cells
 
     def __call__(self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0) -> Outcome:
         reseed(seed, batch.images.device)
@@ -48,6 +51,13 @@ class Step:
         with self._autocast(items):
             encoded: Tensor = self._encode_images(items, lengths)
         return encoded.float() if encoded.dtype == torch.bfloat16 else encoded
+
+    def _encode_some_cells(self, pixels: Tensor, lengths: Tensor | None) -> Tensor:
+        """Size augmentation of a grid, whose cells exist only behind the backbone."""
+        how = SizeAugmentation(self.settings.drop_regions, 0.0, grid=True)
+        cells, kept = drop_regions(self.model.backbone.cells(pixels), None, how, torch.default_generator)
+        encoded: Tensor = self.model.encode_regions(cells, kept)
+        return encoded
 
     def encode_captions(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "caption *rest"]:
         with self._autocast(items):

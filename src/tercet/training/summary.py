@@ -24,7 +24,7 @@ def metrics_table(metrics: dict[str, float], title: str) -> Table:
 
 def print_run(run: Trained, console: Console) -> None:
     if run.metrics:
-        console.print(metrics_table(run.metrics, f"test, rsum {run.metrics['rsum']:.1f}"))
+        console.print(metrics_table(run.metrics, f"{run.split}, rsum {run.metrics['rsum']:.1f}"))
     console.print(f"\nrun folder {run.folder}; its model: tercet.load({str(run.folder)!r})", soft_wrap=True)
 
 

@@ -1,6 +1,7 @@
 """A model on a split: each item is encoded once, every positive is ranked."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from tercet.data.meetings import by_length
 from tercet.data.pairs import PairedData, Source
 from tercet.data.pixels import Pixels
 from tercet.data.text.tokens import Tokens
-from tercet.evaluation import Evaluation, Tiles, evaluate_tiles, tiles_of_blocks, tiles_of_embeddings
+from tercet.evaluation import Evaluation, Tiles, evaluate, evaluate_tiles, tiles_of_blocks, tiles_of_embeddings
 
 PIXELS_AT_ONCE, AT_ONCE = 64, 512
 
@@ -39,13 +40,21 @@ def evaluated(model: Any, data: PairedData) -> Evaluation:
     return evaluate_tiles(tiles_of(model, *encoded(model, data)), data.owners)
 
 
+def check_selection(by: str) -> None:
+    """Before any training: only what is better when it is larger can choose."""
+    pair = torch.eye(2)
+    names = [name for name in evaluate(pair, pair.bool()) if name == "rsum" or name.startswith(("i2t_", "t2i_"))]
+    known = [name for name in names if not name.endswith(("_medr", "_meanr", "_queries"))]
+    for name in by.split("+"):
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"--select: {name!r} cannot choose weights{hint}; these can: {', '.join(known)}")
+
+
 def selected(metrics: Mapping[str, float], by: str) -> float:
     """The number that chooses the weights: a metric, or several added."""
-    wanted = by.split("+")
-    for name in wanted:
-        if name not in metrics:
-            raise ValueError(f"--select: no metric {name!r}; known: {', '.join(metrics)}")
-    return sum(metrics[name] for name in wanted)
+    return sum(metrics[name] for name in by.split("+"))
 
 
 def _side(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:

@@ -12,6 +12,7 @@ from tercet.objectives.base import MONITOR_MARGIN
 ALL_EQUAL = 1e-4  # spread of similarities below which a batch cannot be told apart
 PATIENCE = 5  # looks in a row before a word: a single odd batch is no news
 CHANCE = 0.9  # of the mean rank of guessing: above, a model has learnt nothing
+FEW = 20  # images of a validation set on which luck decides
 
 
 class NotFiniteError(ValueError):
@@ -57,7 +58,7 @@ class Watch:
 
     def validation(self, metrics: Mapping[str, float], images: int, epoch: int) -> None:
         guessed = (images + 1) / 2
-        if epoch >= 1 and metrics["t2i_meanr"] > CHANCE * guessed:
+        if epoch >= 1 and images >= FEW and metrics["t2i_meanr"] > CHANCE * guessed:
             self._once(
                 "chance",
                 f"after {epoch + 1} epochs the mean rank of the right image is {metrics['t2i_meanr']:.0f} of {images}, "
