@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import tercet
 from tercet.data.formats import open_data
 from tercet.data.pairs import paired
 from tercet.data.scenes import scenes, scenes_data_set
@@ -73,18 +74,11 @@ def test_nothing_hides_another():
 
 
 @pytest.mark.slow
-def test_the_difficulty_is_what_it_was_set_to():
+def test_the_difficulty_is_what_it_was_set_to(tmp_path):
     """On triplet-sh alone: R@1 between 30 and 70 both ways, with the default heads, on validation scenes."""
-    from tercet.objectives import objective
-    from tercet.training import TrainSettings, evaluate_model, train
-
-    data = open_data("scenes")
-    model = train(
-        objective("triplet-sh"), paired("scenes", data.split("train")), TrainSettings("triplet-sh"), lambda h: None
-    )
-    metrics = evaluate_model(model, paired("scenes", data.split("val")))
-    assert 30 < metrics["t2i_r1"] < 70
-    assert 30 < metrics["i2t_r1"] < 70
+    run = tercet.train(data="scenes", epochs=6, test_split="val", validation_split="test", runs=tmp_path)
+    assert 30 < run.metrics["t2i_r1"] < 70
+    assert 30 < run.metrics["i2t_r1"] < 70
 
 
 def test_every_caption_is_true_of_its_own_scene_and_many_of_others():
