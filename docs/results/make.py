@@ -124,8 +124,8 @@ def systems(lines: list[dict]) -> str:
             f"| {settings['model']} | {recipe} | {numbers} | {line['seconds'] / 60:.0f} | {line['id'].split('_')[-1]} |"
         )
     commands = [
-        "tercet train --data {data}{features} --model {model} --objective {objective} --model-settings {model_settings} "
-        "--epochs {epochs} "
+        "tercet train --data {data}{features} --model {model} --objective {objective} "
+        "--model-settings {model_settings} --epochs {epochs} "
         "--learning-rate {rate:g} --schedule {schedule}{decay} --warm-up-epochs {warm:g}{first}".format(
             data=line["settings"]["data"],
             features=f" --features {line['settings']['features']}" if line["settings"]["features"] else "",
