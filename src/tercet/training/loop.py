@@ -102,7 +102,7 @@ class Loop:
         return self.steps_an_epoch * self.settings.epochs
 
     def epochs(self) -> Iterator[int]:
-        """Trains; yields after each epoch, for validation. The checkpoint of an epoch is written by `epoch_done`."""
+        """Trains; yields after each epoch, for the caller to validate, say `epoch_done` and `save`."""
         if not self.settings.ignore_equal_text:
             self.watch.data(self.data)
         with Interrupt() as interrupt:

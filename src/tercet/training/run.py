@@ -10,6 +10,7 @@ import torch
 
 from tercet import runs
 from tercet.data.whole import LOCK, alone
+from tercet.models import preset
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.from_file import is_file_name, source_checksum
 from tercet.retriever import WEIGHTS
@@ -22,6 +23,7 @@ from tercet.training.ready import Ready, make_ready
 from tercet.training.report import Report, TerminalReport
 from tercet.training.settings import TrainSettings, identity_of
 from tercet.training.validation import check_selection, evaluated, selected
+from tercet.training.watch import NotFiniteError
 
 NOT_HASHED = ("data", "images")  # the data's checksum says more than the place it lies in
 
@@ -124,22 +126,27 @@ def _conducted(
     device: torch.device,
 ) -> Trained:
     if not distributed.leads():
+        distributed.wait_for_all()  # until the one that leads has the folder to itself, and has emptied it if asked to
+        if runs.is_finished(folder):
+            return finished_run(folder)
         _trained(settings, ready, objectives, folder, Report(), device)
         distributed.wait_for_all()
         return finished_run(folder)
     started = time.perf_counter()
     shown = report or TerminalReport(folder.name)
     with shown, alone(folder, lambda: shown.say(f"another process writes to {folder}: waits for it")):
-        if runs.is_finished(folder):
-            return finished_run(folder)
-        if not settings.resume:
+        finished = runs.is_finished(folder)
+        if not finished and not settings.resume:
             runs.empty_run(folder, but=LOCK)
+        distributed.wait_for_all()
+        if finished:
+            return finished_run(folder)
         shown.begin(folder / runs.LOG)
         shown.say(f"run folder {folder}")
         try:
             _trained(settings, ready, objectives, folder, shown, device)
-        except ValueError:
-            if not runs.has_begun(folder):
+        except ValueError as error:
+            if not runs.has_begun(folder) and not isinstance(error, NotFiniteError):
                 shutil.rmtree(folder)  # refused before the first checkpoint: nothing half-written is left
             raise
         conditions = {"device": str(device), "processes": distributed.world()[1]}
@@ -165,6 +172,8 @@ def _trained(
         if distributed.leads():
             retriever.write_description(folder)
         board = Board(folder) if settings.tensorboard and distributed.leads() else None
+        if preset(settings.model)[1].get("backbone") is not None and "image_dim" in ready.sizes:
+            report.say(f"the data has features of images: they take the place of the backbone of {settings.model}")
         if ready.validation is None:
             report.say(f"the data has no split {settings.validation_split!r}: the last weights are kept")
         for epoch in loop.epochs():
