@@ -32,10 +32,10 @@ RESNET50 = {
 }
 # row of the table -> system, settings, shape of an image, pairs of a training step, images in evaluation, turns
 ROWS = {
-    "vsepp": ("vsepp", {"image_dim": 4096}, (4096,), 128, 1000, 3),
-    "vsepp, pixels (ResNet-50)": ("vsepp", {"backbone": RESNET50}, (3, 224, 224), 32, 32, 3),
-    "vsrn": ("vsrn", {"variant": "f30k"}, (36, 2048), 16, 60, 2),
-    "vse-infinity": ("vse-infinity", {"image_dim": 2048}, (36, 2048), 32, 200, 3),
+    "vsepp": ("vsepp", {"image_dim": 4096}, (4096,), 128, 1000, 7),
+    "vsepp, pixels (ResNet-50)": ("vsepp", {"backbone": RESNET50}, (3, 224, 224), 32, 32, 4),
+    "vsrn": ("vsrn", {"variant": "f30k"}, (36, 2048), 16, 60, 4),
+    "vse-infinity": ("vse-infinity", {"image_dim": 2048}, (36, 2048), 32, 200, 4),
 }
 
 
@@ -86,7 +86,7 @@ def evaluation_section(row):
 
     @torch.inference_mode()
     def our_captions():
-        buckets = by_length(tokens.lengths(), TEXTS_AT_ONCE)
+        buckets = by_length(tokens.lengths(), getattr(model, "captions_at_once", TEXTS_AT_ONCE))
         captions = torch.cat([model.encode_captions(*tokens.take(bucket)) for bucket in buckets])
         return captions[torch.cat(buckets).argsort()]
 

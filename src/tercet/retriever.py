@@ -86,7 +86,7 @@ class Retriever(nn.Module):
             self._text_encoder = self._text_encoder or text_encoder(self.reading.text_encoder)
             return self._in_parts(lambda part: (self._text_encoder.encode(part), None), texts, self.encode_captions)
         tokens = self._tokens(texts)
-        batches = by_length(tokens.lengths(), TEXTS_AT_ONCE)
+        batches = by_length(tokens.lengths(), getattr(self.model, "captions_at_once", TEXTS_AT_ONCE))
         encoded = torch.cat([self.encode_captions(*self._placed(*tokens.take(batch))) for batch in batches])
         return encoded[torch.cat(batches).argsort()]
 

@@ -38,6 +38,8 @@ class VSEPPSettings:
 
 
 class VSEPP(nn.Module):
+    captions_at_once = 4096  # in evaluation; the more there are, the more of them begin alike and share their states
+
     def __init__(self, settings: VSEPPSettings) -> None:
         super().__init__()
         self.backbone = None

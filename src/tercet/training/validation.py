@@ -61,6 +61,8 @@ def _side(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor | N
     """Captions of one length together, so that little is padded."""
     weights = next(model.parameters())
     at_once = PIXELS_AT_ONCE if isinstance(source, Pixels) else AT_ONCE
+    if isinstance(source, Tokens):
+        at_once = getattr(model, "captions_at_once", at_once)
     lengths = source.lengths() if isinstance(source, Tokens) else np.zeros(len(source), dtype=np.int64)
     parts = by_length(lengths, at_once)
     found = []
