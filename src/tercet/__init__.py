@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tercet.analysis.check import check_objective
     from tercet.analysis.cocos import cocos
-    from tercet.comparison.grid import compare
+    from tercet.comparison.compare import compare
     from tercet.evaluation import evaluate, evaluate_embeddings
     from tercet.objectives import objective
     from tercet.retriever import load, load_original
@@ -29,7 +29,7 @@ __all__ = [
 _HOMES = {
     "check_objective": "tercet.analysis.check",
     "cocos": "tercet.analysis.cocos",
-    "compare": "tercet.comparison.grid",
+    "compare": "tercet.comparison.compare",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
     "load": "tercet.retriever",

@@ -40,11 +40,12 @@ def _compare(arguments: list[str]) -> None:
 
     from rich.console import Console
 
-    from tercet.comparison.grid import compare
+    from tercet.comparison.compare import run_comparison
 
-    comparison = compare(**vars(settings))
+    comparison = run_comparison(settings, Console(stderr=True))
+    comparison.save()
     comparison.print(Console())
-    print(f"\nThis table as Markdown and JSON: {settings.runs / comparison.file_stem}.md, .json; the runs beside it")
+    print(f"\nTables (Markdown, LaTeX, CSV, JSON): {comparison.folder}; the runs beside it")
 
 
 def _data(arguments: list[str]) -> None:

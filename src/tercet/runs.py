@@ -17,6 +17,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -136,9 +137,10 @@ def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np
     return folder / EVALUATION
 
 
-def write_beside_runs(root: Path, name: str, content: str) -> None:
-    """A file of the comparison, replaced in one step."""
-    write_safely(root / name, content.encode())
+def write_beside_runs(folder: Path, name: str, content: str | bytes) -> None:
+    """A file of a comparison, replaced in one step."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    write_safely(folder / name, content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -181,12 +183,51 @@ def read_lines(run: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and call again") from error
 
 
-def read_metrics(run: Path) -> dict[str, float]:
-    """On test, with the chosen weights; on validation where there is no test."""
+def read_final(run: Path) -> dict[str, Any]:
+    """The last line: metrics with the chosen weights, steps, pairs seen."""
     final = [line for line in read_lines(run) if line.get("final")]
     if not final:
         raise ValueError(f"{run / METRICS} is damaged or missing: remove the folder {run.name} and call again")
-    return {name: value for name, value in final[-1].items() if isinstance(value, float)}
+    return final[-1]
+
+
+def read_metrics(run: Path) -> dict[str, float]:
+    """On test, with the chosen weights; on validation where there is no test."""
+    return {name: value for name, value in read_final(run).items() if isinstance(value, float)}
+
+
+def read_validation(run: Path) -> list[dict[str, Any]]:
+    """One line an epoch."""
+    return [line for line in read_lines(run) if line.get("split") == "validation" and not line.get("final")]
+
+
+def read_counts(run: Path) -> list[dict[str, Any]]:
+    """Contributing samples over training, a line for every counted step."""
+    return [line for line in read_lines(run) if "cocos" in line]
+
+
+def read_machine(run: Path) -> dict[str, Any]:
+    return _read_json(run / MACHINE, run)
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    return _read_json(run / SETTINGS, run)
+
+
+def read_ranks(run: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(run / RANKS) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{run / RANKS} is damaged or missing: remove the folder {run.name} and call again") from error
+
+
+def _read_json(file: Path, run: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and call again") from error
+    return content
 
 
 def final_split(run: Path) -> str:

@@ -47,6 +47,10 @@ class Place:
     best: float = float("-inf")
     best_epoch: int = -1
     clipped: int = 0
+    pairs: int = 0
+    """Captions that were seen, each as often as it was."""
+    seconds: float = 0.0
+    """Of all the times it was at work, up to the checkpoint."""
     metrics_length: int = 0
 
 
@@ -75,9 +79,10 @@ class Loop:
         # A recipe of pixels also runs on features that were made before: then there is nothing to crop.
         crop = settings.crop if isinstance(data.images, Pixels) else "none"
         self.batches = Batches(data, augmentation, settings.ignore_equal_text, crop=crop)
-        self.steps_an_epoch = len(self._meetings(0)) // settings.accumulate
+        self.steps_an_epoch = settings.epoch_steps or len(self._pass(0)) // settings.accumulate
         if not self.steps_an_epoch:
             raise ValueError(f"{len(data.owners)} captions do not fill --accumulate {settings.accumulate} batches")
+        self._since = time.perf_counter()
         self.factor = schedule(settings, self.steps_an_epoch)
         self.news: dict[str, str] = {}
         self.speed = _Speed()
@@ -136,12 +141,19 @@ class Loop:
         if self.metrics is not None:
             self.metrics.sync()
             self.place.metrics_length = self.metrics.length
+            self.clock()
             state = {
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "place": asdict(self.place),
             }
             save_state(self.folder / runs.STATE, self.place.step, state)
+
+    def clock(self) -> float:
+        """Seconds at work so far, those before a resume included."""
+        now = time.perf_counter()
+        self.place.seconds, self._since = self.place.seconds + now - self._since, now
+        return self.place.seconds
 
     def _begin(self, epoch: int) -> None:
         backbone = getattr(self.model, "backbone", None)
@@ -152,12 +164,24 @@ class Loop:
             refuse_batch_norm(self.model, "several processes would not be exact")
 
     def _meetings(self, epoch: int) -> list[Meeting]:
+        """Of one epoch: of one pass, or of as many as its steps take."""
+        if self.settings.epoch_steps is None:
+            return self._pass(epoch)
+        wanted = self.steps_an_epoch * self.settings.accumulate
+        a_pass = len(self._pass(0))
+        first = epoch * wanted // a_pass
+        start = epoch * wanted - first * a_pass
+        passes = range(first, first - (-(start + wanted) // a_pass))
+        return [meeting for number in passes for meeting in self._pass(number)][start : start + wanted]
+
+    def _pass(self, number: int) -> list[Meeting]:
+        """Once over the captions, or over the images."""
         chosen = self.settings
         if chosen.captions_each is not None:
             return k_caption_meetings(
-                self.data.owners, chosen.batch_size, chosen.captions_each, seed=chosen.seed, epoch=epoch
+                self.data.owners, chosen.batch_size, chosen.captions_each, seed=chosen.seed, epoch=number
             )
-        return paired_meetings(self.data.owners, chosen.batch_size, seed=chosen.seed, epoch=epoch)
+        return paired_meetings(self.data.owners, chosen.batch_size, seed=chosen.seed, epoch=number)
 
     def _steps(self, epoch: int) -> Iterator[None]:
         several = self.settings.accumulate
@@ -171,6 +195,7 @@ class Loop:
             self._one_step(objective, together, ramp(self.settings, epoch, self.place.position, self.steps_an_epoch))
             self.place.position += 1
             self.place.step += 1
+            self.place.pairs += sum(len(meeting.captions) for _, meeting in together)
             self.speed.done(sum(len(batch.caption_ids) for batch, _ in together))
             self.report.step(self.place.step, self.total, self.news | self.speed.news())
             yield

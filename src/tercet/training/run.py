@@ -1,7 +1,6 @@
 """One run from settings to a finished folder: `tercet train` and `tercet.train`."""
 
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tercet.training.board import Board
 from tercet.training.config import train_settings
 from tercet.training.evaluating import checksum_of_weights
 from tercet.training.loop import Loop
+from tercet.training.memory import Memory
 from tercet.training.ready import Ready, make_ready
 from tercet.training.report import Report, TerminalReport
 from tercet.training.settings import TrainSettings, identity_of
@@ -56,8 +56,7 @@ def train_run(settings: TrainSettings, ready: Ready | None = None, report: Repor
     with distributed.together(device.type):
         if distributed.leads():
             runs.make_root(settings.runs)
-        hashed = {name: value for name, value in identity.items() if name not in NOT_HASHED}
-        mark = runs.run_hash(hashed, ready.checksum)
+        mark = _mark(identity, ready)
         finished = runs.find_run(settings.runs, mark)
         if finished is not None:
             if not settings.resume:
@@ -71,6 +70,20 @@ def train_run(settings: TrainSettings, ready: Ready | None = None, report: Repor
         distributed.wait_for_all()
         folder = runs.open_run(settings.runs, mark, data=ready.name, settings=identity)
         return _conducted(settings, ready, (first or main, main), folder, report, device)
+
+
+def run_mark(settings: TrainSettings, ready: Ready) -> str:
+    """The hash that names the run: of its settings and its data."""
+    return _mark(resolve(settings)[2], ready)
+
+
+def find_finished(settings: TrainSettings, ready: Ready) -> Path | None:
+    """The folder of this very run, where it is finished."""
+    return runs.find_run(settings.runs, run_mark(settings, ready))
+
+
+def _mark(identity: dict[str, Any], ready: Ready) -> str:
+    return runs.run_hash({name: value for name, value in identity.items() if name not in NOT_HASHED}, ready.checksum)
 
 
 def chosen_device(name: str | None) -> torch.device:
@@ -132,7 +145,6 @@ def _conducted(
         _trained(settings, ready, objectives, folder, Report(), device)
         distributed.wait_for_all()
         return finished_run(folder)
-    started = time.perf_counter()
     shown = report or TerminalReport(folder.name)
     with shown, alone(folder, lambda: shown.say(f"another process writes to {folder}: waits for it")):
         finished = runs.is_finished(folder)
@@ -143,14 +155,15 @@ def _conducted(
             return finished_run(folder)
         shown.begin(folder / runs.LOG)
         shown.say(f"run folder {folder}")
+        memory = Memory(device)
         try:
-            _trained(settings, ready, objectives, folder, shown, device)
+            seconds = _trained(settings, ready, objectives, folder, shown, device)
         except ValueError as error:
             if not runs.has_begun(folder) and not isinstance(error, NotFiniteError):
                 shutil.rmtree(folder)  # refused before the first checkpoint: nothing half-written is left
             raise
-        conditions = {"device": str(device), "processes": distributed.world()[1]}
-        runs.finish_run(folder, conditions, seconds=time.perf_counter() - started)
+        conditions = {"device": str(device), "processes": distributed.world()[1], "memory_mb": memory.taken()}
+        runs.finish_run(folder, conditions, seconds=seconds)
         (folder / LOCK).unlink()
     distributed.wait_for_all()
     return finished_run(folder)
@@ -163,7 +176,8 @@ def _trained(
     folder: Path,
     report: Report,
     device: torch.device,
-) -> None:
+) -> float:
+    """Seconds it took, those before a resume included."""
     with torch.random.fork_rng(devices=[]):
         model = ready.model(settings)
         retriever = ready.retriever(model)
@@ -184,6 +198,7 @@ def _trained(
             distributed.wait_for_all()
         if distributed.leads():
             _final(loop, ready)
+        return loop.clock()
 
 
 def _validated(loop: Loop, epoch: int, ready: Ready, retriever: Any, board: Any) -> None:
@@ -209,6 +224,7 @@ def _final(loop: Loop, ready: Ready) -> None:
     assert loop.metrics is not None
     held_out = ready.test if ready.test is not None else ready.validation
     line: dict[str, Any] = {"final": True, "step": loop.place.step, "clipped_steps": loop.place.clipped}
+    line["pairs_seen"] = loop.place.pairs
     if held_out is None:
         loop.metrics.append(line)
         return

@@ -76,6 +76,9 @@ class TrainSettings:
 
     epochs: int = 12
     """Passes over the training captions; with --captions-each, over the training images."""
+    epoch_steps: int | None = None
+    """So many steps make an epoch, over as many passes as it takes: what makes runs with other batches comparable.
+    None for one pass."""
     batch_size: int = 128
     """Pairs of a step; with --captions-each, images of a step."""
     captions_each: int | None = None
@@ -167,7 +170,7 @@ class TrainSettings:
 CONDUCT = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
 KNOWN = [item.name for item in fields(TrainSettings)]
 WHOLE = {"epochs": 1, "batch_size": 2, "accumulate": 1, "checkpoint_every": 1, "workers": 0, "cocos_every": 0}
-WHOLE |= {"captions_each": 1, "grad_cache": 1, "picture_side": 1, "seed": 0, "thaw_epoch": 0, "ramp_epoch": 0}
+WHOLE |= {"captions_each": 1, "epoch_steps": 1, "grad_cache": 1, "picture_side": 1, "seed": 0, "thaw_epoch": 0, "ramp_epoch": 0}
 
 
 def settings_of(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSettings:

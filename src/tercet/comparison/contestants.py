@@ -1,0 +1,87 @@
+"""Names -> contestants: what stands in a row of the table, seeds aside."""
+
+import json
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from tercet.comparison.settings import CompareSettings
+from tercet.objectives import objective
+from tercet.objectives.catalogue import CATALOGUE, nearest
+from tercet.objectives.from_file import is_file_name
+from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS
+from tercet.training.settings import KNOWN, named_values
+
+SEVERAL_CAPTIONS = {"smooth-ap": 5}  # captions an image in a step, as in the study of SmoothAP for retrieval
+CHOSEN_ELSEWHERE = ("data", "model", "objective", "objective_settings", "seed", "runs", "config", "features", "images")
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """An objective with its settings, on a model, trained in a way of its own or in the way of all."""
+
+    name: str
+    """As the table shows it."""
+    objective: str
+    model: str = "heads"
+    objective_settings: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    """What it is trained with besides what is common to all."""
+
+
+def contestants_of(settings: CompareSettings) -> list[Contestant]:
+    """All rows of a comparison; wrong names are known before any training."""
+    names = settings.objectives
+    if settings.grid == "goal":
+        names = tuple(f"{T}/{P}" for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS)
+    elif "all" in names:
+        names = tuple(dict.fromkeys(part for name in names for part in (CATALOGUE if name == "all" else (name,))))
+    for name in settings.vary:
+        _check_train_setting(name, "--vary")
+    for name in settings.train:
+        _check_train_setting(name, "--train")
+    made = []
+    for given in names:
+        parsed, objective_settings, train = parse(given)
+        for model, values in product(settings.models, product(*settings.vary.values())):
+            varied = dict(zip(settings.vary, values, strict=True))
+            shown = [parsed, *(f"{key}={_plain(value)}" for key, value in (objective_settings | train | varied).items())]
+            if len(settings.models) > 1:
+                shown.insert(0, model)
+            made.append(Contestant(" ".join(shown), parsed, model, objective_settings, train | varied))
+    shown_names = [contestant.name for contestant in made]
+    for name in shown_names:
+        if shown_names.count(name) > 1:
+            raise ValueError(f"objectives name {name} more than once")
+    return made
+
+
+def parse(given: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """`nt-xent:temperature=0.05,learning_rate=1e-4` -> the objective's name, its settings, and those of training."""
+    name, colon, tail = given.rpartition(":")
+    if not colon or "=" not in tail:
+        name, tail = given, ""
+    asked = named_values(tail.split(",")) if tail else {}
+    built = objective(name)
+    known = set(built.settings) | {"reduction"}
+    own = {key: value for key, value in asked.items() if key in known}
+    train = {key: value for key, value in asked.items() if key not in known}
+    for key in train:
+        if key not in KNOWN:
+            choices = sorted(known | set(KNOWN))
+            raise ValueError(f"{given}: neither {name} nor training has a setting {key!r}{nearest(key, choices)}")
+        _check_train_setting(key, given)
+    if own:
+        objective(name, **own)
+    return (name if is_file_name(name) else built.name), own, train
+
+
+def _check_train_setting(name: str, where: str) -> None:
+    if name in CHOSEN_ELSEWHERE:
+        raise ValueError(f"{where}: {name} is a setting of the comparison itself")
+    if name not in KNOWN:
+        raise ValueError(f"{where}: train has no setting {name!r}{nearest(name, KNOWN)}")
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
