@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tercet.models.norms import check_lengths
+from tercet.models.packed_gru import Packed, gru_states
 from tercet.models.word_tree import tree_last, tree_states
 
 
@@ -23,8 +24,11 @@ class WordGRU(nn.Module):
     ) -> Float[Tensor, "caption longest dim"]:
         """At every real word; zeros where padded. Captions in any order."""
         check_lengths(lengths, token_ids, "captions")
-        if self._shares():
-            return tree_states(self.gru, self.embedding.weight, token_ids, lengths)
+        if self._is_plain():
+            if not torch.is_grad_enabled():
+                return tree_states(self.gru, self.embedding.weight, token_ids, lengths)
+            places = Packed(lengths)
+            return places.padded(gru_states(self.gru, self.embedding, token_ids, places))
         packed, _ = self.gru(self._packed(token_ids, lengths))
         states, _ = pad_packed_sequence(packed, batch_first=True)
         if not self.gru.bidirectional:
@@ -36,16 +40,18 @@ class WordGRU(nn.Module):
     ) -> Float[Tensor, "caption dim"]:
         """At each caption's last word, which is its end sign."""
         check_lengths(lengths, token_ids, "captions")
-        if self._shares():
-            return tree_last(self.gru, self.embedding.weight, token_ids, lengths)
+        if self._is_plain() and not self.gru.bidirectional:
+            if not torch.is_grad_enabled():
+                return tree_last(self.gru, self.embedding.weight, token_ids, lengths)
+            places = Packed(lengths)
+            return gru_states(self.gru, self.embedding, token_ids, places)[places.last()]
         _, hidden = self.gru(self._packed(token_ids, lengths))
         return hidden[-1]
 
-    def _shares(self) -> bool:
-        """Without gradients, in the processor's plain precision: elsewhere the fused GRU is the quicker one."""
+    def _is_plain(self) -> bool:
+        """On a processor, in its plain precision: elsewhere the fused GRU of torch is the quicker one."""
         return not (
-            torch.is_grad_enabled()
-            or torch.is_autocast_enabled("cpu")
+            torch.is_autocast_enabled("cpu")
             or torch.compiler.is_compiling()
             or self.embedding.weight.device.type != "cpu"
             or self.gru.num_layers > 1
