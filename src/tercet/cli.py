@@ -43,9 +43,9 @@ def _compare(arguments: list[str]) -> None:
     from tercet.comparison.compare import run_comparison
 
     comparison = run_comparison(settings, Console(stderr=True))
-    comparison.save()
     comparison.print(Console())
-    print(f"\nTables (Markdown, LaTeX, CSV, JSON): {comparison.folder}; the runs beside it")
+    report = comparison.save()
+    print(f"\nReport: {report}; tables (Markdown, LaTeX, CSV, JSON) and figures beside it")
 
 
 def _data(arguments: list[str]) -> None:

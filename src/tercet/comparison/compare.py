@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ from rich.console import Console
 from tercet import runs
 from tercet.comparison.contestants import contestants_of
 from tercet.comparison.engine import Engine
-from tercet.comparison.judgement import Judgement, judge
 from tercet.comparison.features import data_of
+from tercet.comparison.judgement import Judgement, judge
 from tercet.comparison.live import LiveTable, Trials, key_of
 from tercet.comparison.local import LocalProcesses
 from tercet.comparison.plan import Plan, Readies, common_settings, make_all_ready, plan_of, with_rate, with_seed
+from tercet.comparison.protocols import check_protocols, under_protocols
 from tercet.comparison.results import Failure, Results
-from tercet.comparison.settings import CompareSettings
+from tercet.comparison.settings import CompareSettings, settings_of
 from tercet.comparison.tables import Table, cost_table, csv_of, goal_tables, pairs_table, recalls_table, spread_said
 from tercet.comparison.tuning import TUNING_SEED, Tuned, choose, trials
 from tercet.comparison.verdict import fairness_said, verdict
@@ -37,13 +38,18 @@ class Comparison:
     verdict: str
     tuned: Mapping[str, Tuned]
     folder: Path
+    readies: Readies
+    """The data as the models read it."""
+    protocols: Mapping[str, Results]
+    """The same runs under named protocols."""
 
     def tables(self) -> list[Table]:
         order = list(self.judgement.order)
         if not order:
             return []
         title = f"{self.title}; {self.results.split}, {spread_said(self.results)}"
-        return [recalls_table(self.results, order, title), *goal_tables(self.results)]
+        named = [recalls_table(each, order, f"{protocol}, {title}") for protocol, each in self.protocols.items()]
+        return [recalls_table(self.results, order, title), *named, *goal_tables(self.results)]
 
     def print(self, console: Console) -> None:
         for table in self.tables():
@@ -71,6 +77,10 @@ class Comparison:
                 }
                 for pair in self.judgement.pairs
             ],
+            "protocols": {
+                protocol: {name: [run.metrics for _, run in sorted(each.runs[name].items())] for name in each.names()}
+                for protocol, each in self.protocols.items()
+            },
             "tuned": {name: asdict(tuned) for name, tuned in self.tuned.items()},
         }
 
@@ -90,27 +100,29 @@ class Comparison:
             for seed, run in sorted(self.results.runs[name].items())
         ]
 
-    def save(self) -> None:
-        """Tables as Markdown, LaTeX, CSV and JSON."""
+    def save(self) -> Path:
+        """Tables as Markdown, LaTeX, CSV and JSON, figures, and the report, whose path is returned."""
+        from tercet.comparison.report.page import write_report  # it is made of this
+
         order = list(self.judgement.order)
         tables = self.tables()
         if order:
-            tables += [cost_table(self.results, order), *([pairs_table(self.judgement)] if self.judgement.pairs else [])]
+            tables += [
+                cost_table(self.results, order),
+                *([pairs_table(self.judgement)] if self.judgement.pairs else []),
+            ]
         markdown = "\n".join([self.verdict, "", *(table.markdown() for table in tables)])
         runs.write_beside_runs(self.folder, "tables.md", markdown)
         runs.write_beside_runs(self.folder, "tables.tex", "\n".join(table.latex() for table in tables))
         if order:
             runs.write_beside_runs(self.folder, "runs.csv", csv_of(self.results, order))
         runs.write_beside_runs(self.folder, "comparison.json", json.dumps(self.document(), indent=2) + "\n")
+        return write_report(self)
 
 
 def compare(**given: Any) -> Comparison:
     """`tercet compare` as a function: takes its settings by name."""
-    known = [item.name for item in fields(CompareSettings)]
-    for name in given:
-        if name not in known:
-            raise ValueError(f"compare has no setting {name!r}{nearest(name, known)}; it has: {', '.join(known)}")
-    return run_comparison(CompareSettings(**given), Console(stderr=True))
+    return run_comparison(settings_of(given), Console(stderr=True))
 
 
 def run_comparison(settings: CompareSettings, console: Console, engine: Engine | None = None) -> Comparison:
@@ -121,6 +133,7 @@ def run_comparison(settings: CompareSettings, console: Console, engine: Engine |
     runs.make_root(settings.runs)
     common = common_settings(settings, data_of(settings, console))
     readies = make_all_ready(contestants, common)
+    check_protocols(settings, readies)
     plans = {contestant.name: plan_of(contestant, 0, common, readies) for contestant in contestants}
     engine = engine or LocalProcesses(readies, settings.workers)
     tuned: dict[str, Tuned] = {}
@@ -134,7 +147,8 @@ def run_comparison(settings: CompareSettings, console: Console, engine: Engine |
     _carry_out(wanted, readies, engine, live)
     results = Results(contestants, live.results.runs, [*failures, *live.failures])
     identity = {**_identity(settings), "runs": [_mark(plan, readies) for plan in wanted]}
-    return _answer(settings, results, tuned, readies, runs.run_hash(identity, ""))
+    protocols = under_protocols(results, readies, settings, console)
+    return _answer(settings, results, tuned, readies, protocols, runs.run_hash(identity, ""))
 
 
 def _tuned(
@@ -174,7 +188,12 @@ def _carry_out(plans: Sequence[Plan], readies: Readies, engine: Engine, live: Li
 
 
 def _answer(
-    settings: CompareSettings, results: Results, tuned: Mapping[str, Tuned], readies: Readies, mark: str
+    settings: CompareSettings,
+    results: Results,
+    tuned: Mapping[str, Tuned],
+    readies: Readies,
+    protocols: Mapping[str, Results],
+    mark: str,
 ) -> Comparison:
     names = results.names()
     judgement = judge(results, settings.metric)
@@ -183,7 +202,9 @@ def _answer(
     fairness = ""
     if made:
         steps, rates = [run.final["step"] for run in made], [run.learning_rate for run in made]
-        fairness = fairness_said(steps, rates, tuned=settings.tune_factors if settings.tune else None, models=len(models))
+        fairness = fairness_said(
+            steps, rates, tuned=settings.tune_factors if settings.tune else None, models=len(models)
+        )
     data = next(iter(readies.values())).name
     return Comparison(
         settings,
@@ -193,6 +214,8 @@ def _answer(
         verdict(results, judgement, fairness),
         tuned,
         settings.runs / f"comparison_{data}_{mark}",
+        readies,
+        protocols,
     )
 
 

@@ -43,9 +43,12 @@ def contestants_of(settings: CompareSettings) -> list[Contestant]:
     made = []
     for given in names:
         parsed, objective_settings, train = parse(given)
-        for model, values in product(settings.models, product(*settings.vary.values())):
+        for model, values in product(settings.models, product(*settings.varied().values())):
             varied = dict(zip(settings.vary, values, strict=True))
-            shown = [parsed, *(f"{key}={_plain(value)}" for key, value in (objective_settings | train | varied).items())]
+            shown = [
+                parsed,
+                *(f"{key}={_plain(value)}" for key, value in (objective_settings | train | varied).items()),
+            ]
             if len(settings.models) > 1:
                 shown.insert(0, model)
             made.append(Contestant(" ".join(shown), parsed, model, objective_settings, train | varied))

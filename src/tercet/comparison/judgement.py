@@ -58,9 +58,7 @@ def judge(results: Results, metric: str, pairs: Sequence[tuple[str, str]] | None
     testable = [pair for pair in wanted if results.shared_seeds(*pair)]
     found = [_compared(results, *pair, metric) for pair in testable]
     corrected = holm([each.p for each in found])
-    made = [
-        Pair(first, second, each, p) for (first, second), each, p in zip(testable, found, corrected, strict=True)
-    ]
+    made = [Pair(first, second, each, p) for (first, second), each, p in zip(testable, found, corrected, strict=True)]
     return Judgement(metric, order, made, [pair for pair in wanted if pair not in testable])
 
 

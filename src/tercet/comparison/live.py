@@ -111,4 +111,3 @@ class Trials(LiveTable):
 
 def key_of(plan: Plan) -> str:
     return f"{plan.name} lr {plan.settings.learning_rate:g}"
-

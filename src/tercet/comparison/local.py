@@ -60,9 +60,7 @@ class LocalProcesses:
             _stop(active)
             raise
 
-    def _start(
-        self, plan: Plan, context: Any, threads: int, others: Sequence[_Active], watcher: Watcher
-    ) -> _Active:
+    def _start(self, plan: Plan, context: Any, threads: int, others: Sequence[_Active], watcher: Watcher) -> _Active:
         here, there = context.Pipe(duplex=False)
         forks = context.get_start_method() == "fork"
         ready = self._readies[plan.contestant.model] if forks else None

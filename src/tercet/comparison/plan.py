@@ -88,4 +88,3 @@ def with_rate(plan: Plan, rate: float) -> Plan:
 
 def with_seed(plan: Plan, seed: int) -> Plan:
     return replace(plan, settings=replace(plan.settings, seed=seed))
-

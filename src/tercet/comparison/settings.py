@@ -1,12 +1,15 @@
 """What `tercet compare` can be told. Imports nothing heavy: `--help` must be quick."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from tercet.training.settings import Names, NamedValues
+from tercet.training.kinds import as_kept
+from tercet.training.settings import NamedValues, Names, named_values
 
 DEFAULT_OBJECTIVES = ("triplet", "triplet-sh", "nt-xent", "smooth-ap", "con/sig", "nca/con", "cir/lin", "cir/sig-ms")
 
@@ -69,34 +72,44 @@ class CompareSettings:
     """Where run folders, tables and the report go."""
 
     def __post_init__(self) -> None:
-        # As a function, `compare` may be given plain strings and single values.
-        for name in ("objectives", "models", "protocols"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        object.__setattr__(self, "runs", Path(self.runs))
-        object.__setattr__(self, "vary", {name: _several(value) for name, value in self.vary.items()})
         for name in ("seeds", "epochs", "workers"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and value < 1:
                 raise ValueError(f"--{name} must be a whole number of at least 1, got {value!r}")
         if not self.objectives or not self.models:
             raise ValueError(f"--{'models' if self.objectives else 'objectives'} needs at least one name")
-        if not all(0 < factor < float("inf") for factor in self.tune_factors) or not self.tune_factors:
+        if not self.tune_factors or not all(0 < factor < float("inf") for factor in self.tune_factors):
             raise ValueError(f"--tune-factors must be above 0, got {self.tune_factors}")
         if len(set(self.tune_factors)) < len(self.tune_factors):
             raise ValueError(f"--tune-factors names one twice: {self.tune_factors}")
 
+    def varied(self) -> dict[str, tuple[Any, ...]]:
+        """The values of each setting that is varied: `64,128` is two of them."""
+        return {name: _several(value) for name, value in self.vary.items()}
+
+
+def settings_of(given: Mapping[str, Any]) -> CompareSettings:
+    """Of the function's keywords: one name may stand for several, and a path may be a string."""
+    known = [item.name for item in fields(CompareSettings)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise ValueError(f"compare has no setting {name!r}{hint}; it has: {', '.join(known)}")
+    kinds = get_type_hints(CompareSettings)
+    kept = {}
+    for name, value in given.items():
+        alone = name in ("objectives", "models", "protocols") and isinstance(value, str)
+        kept[name] = as_kept(name, (value,) if alone else value, kinds[name])
+    return CompareSettings(**kept)
+
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """`64,128` as two values; each is read as JSON where it can be."""
-    import json
-
+    """Each is read as JSON where it can be."""
     if isinstance(value, (list, tuple)):
         return tuple(value)
-    found = []
-    for part in value.split(",") if isinstance(value, str) else [value]:
-        try:
-            found.append(json.loads(part) if isinstance(part, str) else part)
-        except json.JSONDecodeError:
-            found.append(part)
-    return tuple(found)
+    return (
+        tuple(named_values([f"value={part}"])["value"] for part in str(value).split(","))
+        if isinstance(value, str)
+        else (value,)
+    )

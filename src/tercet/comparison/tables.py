@@ -23,6 +23,10 @@ class Cell:
     text: str
     best: bool = False
 
+    def html(self) -> str:
+        shown = html_escape(self.text)
+        return f"<td><b>{shown}</b></td>" if self.best else f"<td>{shown}</td>"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -59,13 +63,13 @@ class Table:
         return "\n".join([f"% {self.title}", *lines, "\\bottomrule", "\\end{tabular}", ""])
 
     def html(self) -> str:
+        """Without its title, which may be longer than a phone is wide."""
         head = "".join(f'<th scope="col">{html_escape(heading)}</th>' for heading in self.headings)
-        body = []
-        for name, cells in self.rows:
-            shown = (f"<td><b>{html_escape(c.text)}</b></td>" if c.best else f"<td>{html_escape(c.text)}</td>" for c in cells)
-            body.append(f'<tr><th scope="row">{html_escape(name)}</th>{"".join(shown)}</tr>')
-        caption = f"<caption>{html_escape(self.title)}</caption>"
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        rows = "".join(
+            f'<tr><th scope="row">{html_escape(name)}</th>{"".join(cell.html() for cell in cells)}</tr>'
+            for name, cells in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def recalls_table(results: Results, names: Sequence[str], title: str = "") -> Table:
@@ -118,10 +122,10 @@ def pairs_table(judgement: Judgement) -> Table:
     rows = []
     for pair in judgement.pairs:
         found = pair.found
-        seeds = "–" if found.p_seeds is None else p_said(found.p_seeds)
+        seeds = "-" if found.p_seeds is None else p_said(found.p_seeds)
         rows.append(
             (
-                f"{pair.first} − {pair.second}",
+                f"{pair.first} - {pair.second}",
                 [
                     Cell(f"{found.difference:+.1f}", pair.real),
                     Cell(f"{found.low:+.1f} to {found.high:+.1f}"),
@@ -134,7 +138,7 @@ def pairs_table(judgement: Judgement) -> Table:
         )
     title = (
         f"Differences in {judgement.metric}, the larger mean first; bold: real (corrected p < 0.05). p: over seeds and "
-        f"images, corrected for {len(judgement.pairs)} comparisons (Holm), then as it was, over seeds alone, over images alone"
+        f"images, corrected for {len(judgement.pairs)} comparisons (Holm); as it was; over seeds; over images"
     )
     return Table(title, ("pair", "difference", "95 % interval", "p corrected", "p", "p seeds", "p images"), rows)
 
@@ -144,7 +148,21 @@ def csv_of(results: Results, names: Sequence[str]) -> str:
     metrics = sorted({metric for name in names for run in results.runs[name].values() for metric in run.metrics})
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["objective", "model", "seed", "run", "steps", "pairs_seen", "clipped_share", "learning_rate", "seconds", "memory_mb", *metrics])
+    writer.writerow(
+        [
+            "objective",
+            "model",
+            "seed",
+            "run",
+            "steps",
+            "pairs_seen",
+            "clipped_share",
+            "learning_rate",
+            "seconds",
+            "memory_mb",
+            *metrics,
+        ]
+    )
     models = {contestant.name: contestant.model for contestant in results.contestants}
     for name in names:
         for seed, run in sorted(results.runs[name].items()):
@@ -171,10 +189,10 @@ def _range(numbers: Sequence[int]) -> str:
 
 def _memory(runs: Sequence[Run]) -> str:
     known = [run.machine["memory_mb"] for run in runs if run.machine.get("memory_mb") is not None]
-    return f"{median(known):.0f}" if known else "–"
+    return f"{median(known):.0f}" if known else "-"
 
 
 def _tex(text: str) -> str:
     for sign, written in (("\\", "\\textbackslash "), ("_", "\\_"), ("%", "\\%"), ("&", "\\&"), ("#", "\\#")):
         text = text.replace(sign, written)
-    return text.replace("±", "$\\pm$").replace("−", "$-$")
+    return text.replace("±", "$\\pm$")

@@ -26,7 +26,9 @@ def verdict(results: Results, judgement: Judgement, fairness: str) -> str:
     sentences += _wins(best, [pair for pair in against if pair.real], len(judgement.pairs))
     sentences += _ties(best, [pair for pair in against if not pair.real], judgement)
     if against and all(pair.found.seeds == 1 for pair in against):
-        sentences.append("One seed tells nothing about the luck of training: these are differences of these very weights.")
+        sentences.append(
+            "One seed tells nothing about the luck of training: these are differences of these very weights."
+        )
     sentences.append(fairness)
     if results.failures:
         names = _listed([failure.name for failure in results.failures])
@@ -74,16 +76,22 @@ def what_it_would_take(pair: Pair, level: float) -> str:
 
 def fairness_said(steps: Sequence[int], rates: Sequence[float], *, tuned: Sequence[float] | None, models: int) -> str:
     """What was equal, and which of the two ways to choose a learning rate was taken."""
-    made = f"All runs made {steps[0]:,} steps" if len(set(steps)) == 1 else "All runs of a model made the same number of steps"
+    made = (
+        f"All runs made {steps[0]:,} steps"
+        if len(set(steps)) == 1
+        else "All runs of a model made the same number of steps"
+    )
     if models > 1 and len(set(steps)) > 1:
         made += " (models keep their own recipes)"
     if tuned is not None:
         grid = ", ".join(f"{factor:g}" for factor in tuned)
         return (
-            f"{made}; each objective's learning rate was chosen on validation out of the same multiples of the common one "
-            f"({grid}), with a seed that is not reported."
+            f"{made}; each objective's learning rate was chosen on validation out of the same multiples of the common "
+            f"one ({grid}), with a seed that is not reported."
         )
-    one = f"one learning rate, {rates[0]:g}" if len(set(rates)) == 1 else "the learning rate that its row or recipe names"
+    one = (
+        f"one learning rate, {rates[0]:g}" if len(set(rates)) == 1 else "the learning rate that its row or recipe names"
+    )
     return f"{made} with {one}, chosen by no result."
 
 

@@ -67,7 +67,7 @@ def _direction(gru: nn.GRU, embedding: nn.Embedding, token_ids: Tensor, packed: 
         getattr(gru, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
     inputs = F.linear(embedding(packed.words(token_ids, backward=bool(suffix))), weight, bias)
-    states: Tensor = _Steps.apply(inputs, recurrent, recurrent_bias, packed.counts)
+    states: Tensor = _Steps.apply(inputs, recurrent, recurrent_bias, packed.counts)  # type: ignore[no-untyped-call]
     return states
 
 
@@ -76,7 +76,7 @@ class _Steps(torch.autograd.Function):
     state h = c + z (h before - c)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         inputs: Float[Tensor, "word gates"],
         weight: Float[Tensor, "gates dim"],
@@ -101,8 +101,8 @@ class _Steps(torch.autograd.Function):
         return states
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, upstream: Float[Tensor, "word dim"]) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, upstream: Float[Tensor, "word dim"]) -> tuple[Tensor | None, ...]:
         gates, before, remembered, weight = ctx.saved_tensors
         dim = weight.shape[1]
         reset, update, candidate = gates[:, :dim], gates[:, dim : 2 * dim], gates[:, 2 * dim :]

@@ -170,7 +170,15 @@ class TrainSettings:
 CONDUCT = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
 KNOWN = [item.name for item in fields(TrainSettings)]
 WHOLE = {"epochs": 1, "batch_size": 2, "accumulate": 1, "checkpoint_every": 1, "workers": 0, "cocos_every": 0}
-WHOLE |= {"captions_each": 1, "epoch_steps": 1, "grad_cache": 1, "picture_side": 1, "seed": 0, "thaw_epoch": 0, "ramp_epoch": 0}
+WHOLE |= {
+    "captions_each": 1,
+    "epoch_steps": 1,
+    "grad_cache": 1,
+    "picture_side": 1,
+    "seed": 0,
+    "thaw_epoch": 0,
+    "ramp_epoch": 0,
+}
 
 
 def settings_of(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSettings:

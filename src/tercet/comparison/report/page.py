@@ -1,0 +1,179 @@
+"""The page itself: one HTML file with everything in it."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tercet import runs
+from tercet.comparison.report import figures
+from tercet.comparison.report.evidence import embed, similarities
+from tercet.comparison.report.examples import Example, image_examples, text_examples
+from tercet.comparison.report.style import Figure
+from tercet.comparison.split import evaluated_split
+from tercet.comparison.tables import Cell, Table, cost_table, pairs_table
+
+if TYPE_CHECKING:
+    from tercet.comparison.compare import Comparison
+
+LINES = 8  # contestants in figures of lines: more cannot be told apart by eye
+COLUMNS = 3  # contestants side by side in examples
+
+
+def write_report(comparison: "Comparison") -> Path:
+    """The page, and each figure as PNG and SVG beside it."""
+    made = _figures(comparison)
+    for figure in made:
+        runs.write_beside_runs(comparison.folder, f"figures/{figure.name}.png", figure.png)
+        runs.write_beside_runs(comparison.folder, f"figures/{figure.name}.svg", figure.file_svg)
+    runs.write_beside_runs(comparison.folder, "report.html", _page(comparison, made, _examples(comparison)))
+    return comparison.folder / "report.html"
+
+
+def _figures(comparison: "Comparison") -> list[Figure]:
+    results, order = comparison.results, list(comparison.judgement.order)
+    if not order:
+        return []
+    few, seed = order[:LINES], _seed(comparison)
+    embedded = embed(results, comparison.readies, few, seed) if seed is not None else []
+    made = [
+        figures.recalls(results, order, comparison.judgement.metric),
+        figures.rank_changes(results, order[0], order[1], seed) if seed is not None and len(order) > 1 else None,
+        figures.learning(results, few),
+        figures.contributing(results, few),
+        figures.distributions({each.name: similarities(each) for each in embedded}) if embedded else None,
+        figures.cross_ranks(results, order),
+        figures.costs(results, order),
+    ]
+    return [figure for figure in made if figure is not None]
+
+
+def _seed(comparison: "Comparison") -> int | None:
+    """The first that all contestants of the figures have."""
+    few = comparison.judgement.order[:LINES]
+    shared = set.intersection(*(set(comparison.results.runs[name]) for name in few))
+    return min(shared, default=None)
+
+
+def _examples(comparison: "Comparison") -> str:
+    """The first, the second and the last contestant side by side."""
+    order = list(comparison.judgement.order)
+    seed = _seed(comparison) if order else None
+    if len(order) < 2 or seed is None:
+        return ""
+    names = list(dict.fromkeys([*order[: COLUMNS - 1], order[-1]]))
+    names = [name for name in names if seed in comparison.results.runs[name]]
+    embedded = embed(comparison.results, comparison.readies, names, seed)
+    split = evaluated_split(comparison.settings, comparison.results.split)
+    if split is None or len(split.texts) != len(embedded[0].owners):
+        return ""
+    parts = [
+        "<h3>Text to image</h3>",
+        *(_example(each, texts=False) for each in text_examples(embedded, split)),
+        "<h3>Image to text</h3>",
+        *(_example(each, texts=True) for each in image_examples(embedded, split)),
+    ]
+    return "".join(parts)
+
+
+def _example(example: Example, *, texts: bool) -> str:
+    answers = []
+    for name, rank, found in example.answers:
+        items = "".join(
+            f"<li{' class=own' if own else ''}>{item}{'<span class=mark>its own</span>' if own else ''}</li>"
+            for item, own in found
+        )
+        answers.append(f"<div><h4>{escape(name)}: rank {rank:,}</h4><ol>{items}</ol></div>")
+    kind = "answers texts" if texts else "answers"
+    query = f'<div class="query">{example.query}</div>'
+    return f'<div class="example">{query}<div class="{kind}">{"".join(answers)}</div></div>'
+
+
+def _page(comparison: "Comparison", made: Sequence[Figure], examples: str) -> str:
+    title = f"Tercet: {comparison.title}"
+    sections: list[tuple[str, str, str]] = [
+        ("table", "Results", "".join(_wide(table) for table in comparison.tables()))
+    ]
+    order = list(comparison.judgement.order)
+    if comparison.judgement.pairs:
+        sections.append(("pairs", "Which differences are real", _pairs(comparison)))
+    if order:
+        sections.append(("costs", "What it took", _wide(cost_table(comparison.results, order)) + _tuned(comparison)))
+    if made:
+        few = f'<p class="note">Lines show the first {LINES} contestants.</p>' if len(order) > LINES else ""
+        drawn = "".join(_figure(figure) for figure in made)
+        sections.append(("figures", "Figures", f'{few}<div class="figures">{drawn}</div>'))
+    if examples:
+        sections.append(("examples", "Where they disagree most", examples))
+    if comparison.results.failures:
+        rows = "".join(f"<li><b>{escape(f.name)}</b>: {escape(f.why)}</li>" for f in comparison.results.failures)
+        sections.append(("failures", "Failed runs", f'<div class="failed"><ul>{rows}</ul></div>'))
+    sections.append(("how", "How it was made", _how(comparison)))
+    links = "".join(f'<li><a href="#{mark}">{heading}</a></li>' for mark, heading, _ in sections)
+    body = "".join(f'<section id="{mark}"><h2>{heading}</h2>{content}</section>' for mark, heading, content in sections)
+    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="icon" href="data:,"><style>{style}</style></head><body>'
+        f'<a class="skip" href="#table">To the results</a>'
+        f"<header><h1>{escape(comparison.title)}: which objective wins?</h1>"
+        f'<p class="verdict">{escape(comparison.verdict)}</p></header>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav><main>{body}</main></body></html>\n'
+    )
+
+
+def _wide(table: Table) -> str:
+    """Scrolls by itself, also by keyboard."""
+    said = escape(table.title, quote=True)
+    region = f'<div class="wide" role="region" tabindex="0" aria-label="{said}">{table.html()}</div>'
+    return f'<p class="note">{said}</p>{region}'
+
+
+def _pairs(comparison: "Comparison") -> str:
+    """Those with the best one first; all of them behind a click."""
+    every = pairs_table(comparison.judgement)
+    best = {f"{pair.first} - {pair.second}" for pair in comparison.judgement.against_best()}
+    near = Table(every.title, every.headings, [row for row in every.rows if row[0] in best])
+    if len(near.rows) == len(every.rows):
+        return _wide(every)
+    return f"{_wide(near)}<details><summary>All {len(every.rows)} pairs</summary>{_wide(every)}</details>"
+
+
+def _tuned(comparison: "Comparison") -> str:
+    if not comparison.tuned:
+        return ""
+    factors = comparison.settings.tune_factors
+    rows = []
+    for name, tuned in comparison.tuned.items():
+        rates = sorted(tuned.validation)
+        cells = [Cell(f"{rate:g}: {tuned.validation[rate]:.1f}", rate == tuned.chosen) for rate in rates]
+        rows.append((name, cells + [Cell("-")] * (len(factors) - len(cells))))
+    headings = ("objective", *(f"x {factor:g}" for factor in sorted(factors)))
+    return _wide(Table("Learning rates tried and validation at the best epoch; bold: chosen", headings, rows))
+
+
+def _figure(figure: Figure) -> str:
+    return (
+        f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}<figcaption>{escape(figure.caption)} "
+        f'<a href="figures/{figure.name}.png">PNG</a> <a href="figures/{figure.name}.svg">SVG</a></figcaption></figure>'
+    )
+
+
+def _how(comparison: "Comparison") -> str:
+    any_run: Any = next((run for each in comparison.results.runs.values() for run in each.values()), None)
+    made = ""
+    if any_run is not None:
+        machine = any_run.machine
+        made = f"<p>Tercet {machine['tercet']}, torch {machine['torch']}, commit {machine['commit']}.</p>"
+    settings = runs.read_settings(any_run.folder) if any_run is not None else {}
+    shown = escape(json.dumps(settings, indent=2, sort_keys=True))
+    return (
+        f"{made}<p>Standard deviations are over seeds, with n-1. p-values are two-sided: the mean difference against "
+        "Howe's interval, which takes the variance between seeds and that between images each with its own quantile of "
+        "t; captions of an image count as one with it. Corrected by Holm for all pairs. The smallest difference that "
+        "could be found is that of 80 % power at the corrected level.</p>"
+        f"<details><summary>Settings of the first run</summary><pre tabindex=0>{shown}</pre></details>"
+    )
