@@ -29,7 +29,9 @@ def test_mistakes_get_one_line_and_exit_code_2(tmp_path):
     for arguments, message in [
         (["compar"], "no such command; known: compare"),
         (["compare", "--objectives", "tripet"], "did you mean 'triplet'"),
-        (["compare", "--seeds", "0"], "--seeds must be at least 1"),
+        (["compare", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
+        (["compare", "--metric", "i2t_medr"], "'i2t_medr' cannot be tested"),
+        (["compare", "nowhere.csv"], "nowhere.csv: there is no such file or folder"),
         (["compare", "--objectives", "cir/lin", "cir+lin"], "cir/lin more than once"),
         (["compare", "--objectives", "nowhere.py:fn"], "no file 'nowhere.py'"),
         (["compare", "--runs", "file/inside"], "cannot write run folders to file/inside"),
@@ -41,17 +43,17 @@ def test_mistakes_get_one_line_and_exit_code_2(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-SMALL = ["compare", "--scenes", "600", "--epochs", "2"]
+SMALL = ["compare", "scenes:600", "--epochs", "2", "--seeds", "2"]
 OWN = "def own(similarity, positives):\n    return {sign}positives.to(similarity.dtype)\n"
 
 
 def table(folder):
-    (file,) = (folder / "runs").glob("comparison_*.json")
+    (file,) = (folder / "runs").glob("comparison_*/comparison.json")
     return json.loads(file.read_text())["results"]
 
 
 def folders(root):
-    return sorted(path.name for path in (root / "runs").iterdir() if path.is_dir())
+    return sorted(path.name for path in (root / "runs").iterdir() if not path.name.startswith("comparison_"))
 
 
 def test_compare_from_end_to_end_then_again_from_its_run_folders(tmp_path):
@@ -63,8 +65,9 @@ def test_compare_from_end_to_end_then_again_from_its_run_folders(tmp_path):
     results = table(tmp_path)
     assert [len(results[name]) for name in ("triplet-sh", "nt-xent", "mine.py:own")] == [2, 2, 2]
     chance = 100 * 10 / 200
-    assert all(seed["t2i_r10"] > 3 * chance for seed in results["nt-xent"])
-    assert results["nt-xent"][0] != results["nt-xent"][1]
+    assert all(run["metrics"]["t2i_r10"] > 3 * chance for run in results["nt-xent"])
+    assert results["nt-xent"][0]["metrics"] != results["nt-xent"][1]["metrics"]
+    assert len({run["steps"] for runs in results.values() for run in runs}) == 1
     assert len(folders(tmp_path)) == 6
     second = tercet(*command, cwd=tmp_path)
     assert second.stdout == first.stdout
@@ -86,8 +89,64 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
         process.communicate()
     finished = tercet(*command, cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines()[:4] == undisturbed.stdout.splitlines()[:4]
+    assert finished.stdout.split("Report: ")[0] == undisturbed.stdout.split("Report: ")[0]
     assert len(folders(tmp_path)) == 4
+
+
+def test_processes_of_a_killed_comparison_end_with_it(tmp_path):
+    """kill -9 of the parent: its runs notice, keep their step and stop."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tercet.cli", "compare", "scenes:600", "--epochs", "500", "--workers", "1"],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+    )
+    while not list((tmp_path / "runs").glob("*/log.txt")) and process.poll() is None:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    (log,) = (tmp_path / "runs").glob("*/log.txt")
+    metrics = log.with_name("metrics.jsonl")
+    grown = -1
+    for _ in range(60):
+        time.sleep(1)
+        now = metrics.stat().st_size if metrics.exists() else 0
+        if now == grown:
+            return
+        grown = now
+    raise AssertionError("a run of a killed comparison goes on")
+
+
+def test_a_run_that_fails_does_not_sink_the_others(tmp_path):
+    """One objective raises, one turns NaN, one kills its process; the rest is compared, and all three are named."""
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\n"
+        "steps = 0\n"
+        "def later():\n"
+        "    global steps\n"
+        "    steps += 1\n"
+        "    return steps > 20\n"  # what is checked before training passes
+        "def raises(S, positives):\n"
+        "    if later():\n"
+        "        raise KeyError('nothing there')\n"
+        "    return -positives.to(S.dtype)\n"
+        "def nan(S, positives):\n"
+        "    return -positives.to(S.dtype) * float('nan' if later() else 1)\n"
+        "def dies(S, positives):\n"
+        "    if later():\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return -positives.to(S.dtype)\n"
+    )
+    own = ["mine.py:raises", "mine.py:nan", "mine.py:dies"]
+    run = tercet(*SMALL, "--objectives", "nt-xent", "triplet", *own, cwd=tmp_path)
+    assert run.returncode == 1, run.stderr
+    document = json.loads(next((tmp_path / "runs").glob("comparison_*/comparison.json")).read_text())
+    assert sorted(document["results"]) == ["nt-xent", "triplet"]
+    failed = {failure["name"].split(" s")[0]: failure["why"] for failure in document["failures"]}
+    assert "nothing there" in failed["mine.py:raises"]
+    assert "NaN" in failed["mine.py:nan"] or "nan" in failed["mine.py:nan"]
+    assert "SIGKILL" in failed["mine.py:dies"]
+    assert len(document["failures"]) == 6
+    assert "runs failed and are not in these numbers" in run.stdout
 
 
 def test_two_processes_may_compare_into_one_folder(tmp_path):

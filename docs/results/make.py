@@ -1,17 +1,23 @@
 """Results from run folders: one line of JSON a run, and pages written from those lines alone.
 
 python docs/results/make.py collect goal runs/*_f8k_*     # run folders -> goal.jsonl
+python docs/results/make.py collect flickr8k --section heads runs/*_f8k_*    # one section of that page, others are kept
 python docs/results/make.py write                         # every .jsonl -> its .md
 """
 
 import argparse
 import hashlib
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import flickr8k  # noqa: E402 - it lies beside this file
+
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
 
@@ -37,6 +43,28 @@ def line_of(run: Path) -> dict:
         "metrics": {name: value for name, value in final.items() if name not in ("final", "split")},
         "ranks": hashlib.sha256((run / "ranks.npz").read_bytes()).hexdigest()[:16],
     }
+
+
+def flickr8k_line_of(run: Path, section: str) -> dict:
+    """With what the statistics need; settings that are at their default are left out."""
+    import numpy as np
+
+    from tercet.training.config import train_settings
+    from tercet.training.settings import identity_of
+
+    line = line_of(run)
+    usual = identity_of(train_settings({"model": line["settings"]["model"]}))
+    line["settings"] = {
+        name: value for name, value in line["settings"].items() if name not in usual or value != usual[name]
+    } | {name: line["settings"][name] for name in ("data", "model", "objective", "seed", "epochs")}
+    counted = [
+        json.loads(text)["cocos"] for text in (run / "metrics.jsonl").read_text().splitlines() if '"cocos"' in text
+    ]
+    line["contributing_negatives"] = round(mean(mean(each[side]["negatives"] for side in each) for each in counted), 4)
+    line["metrics"] = {name: round(v, 6) if isinstance(v, float) else v for name, v in line["metrics"].items()}
+    with np.load(run / "ranks.npz") as ranks:
+        line["per_image"] = flickr8k.packed(dict(ranks))
+    return line | {"section": section}
 
 
 def read(name: str) -> list[dict]:
@@ -173,7 +201,7 @@ def runs_note(lines: list[dict], name: str) -> str:
     return f"{len(lines)} runs, one line each in {name}.jsonl, of commit {commits}; this page is written by `make.py`."
 
 
-PAGES = {"goal": goal, "systems": systems}
+PAGES = {"flickr8k": flickr8k.page, "goal": goal, "systems": systems}
 
 
 def main() -> None:
@@ -182,9 +210,16 @@ def main() -> None:
     collecting = commands.add_parser("collect")
     collecting.add_argument("page", choices=PAGES)
     collecting.add_argument("runs", nargs="+", type=Path)
+    collecting.add_argument("--section", choices=flickr8k.SECTIONS)
     commands.add_parser("write")
     given = parser.parse_args()
-    if given.command == "collect":
+    if given.command == "collect" and given.page == "flickr8k":
+        made = [flickr8k_line_of(run, given.section) for run in given.runs if (run / "machine.json").is_file()]
+        file = HERE / "flickr8k.jsonl"
+        kept = [line for line in (read("flickr8k") if file.is_file() else []) if line["section"] != given.section]
+        lines = sorted(kept + made, key=lambda line: (line["section"], line["id"]))
+        file.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    elif given.command == "collect":
         lines = sorted((line_of(run) for run in given.runs), key=lambda line: (line["settings"]["model"], line["id"]))
         (HERE / f"{given.page}.jsonl").write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
     for name, page in PAGES.items():

@@ -46,6 +46,8 @@ def _compare(arguments: list[str]) -> None:
     comparison.print(Console())
     report = comparison.save()
     print(f"\nReport: {report}; tables (Markdown, LaTeX, CSV, JSON) and figures beside it")
+    if comparison.results.failures:
+        sys.exit(1)  # what finished is compared, and yet not all is well
 
 
 def _data(arguments: list[str]) -> None:

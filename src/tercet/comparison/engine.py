@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tercet.comparison.plan import Plan
 
 
+@runtime_checkable
 class Watcher(Protocol):
     """Is told what becomes of each plan, in the process that asked for it."""
 
@@ -25,6 +26,7 @@ class Watcher(Protocol):
         ...
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Local processes are one (`local.py`); a cluster could be another."""
 

@@ -96,14 +96,14 @@ def compare_runs(first: Differences, second: Differences) -> Comparison:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Corrected for many comparisons: at most 5 % of families hold a false find (Holm, 1979).
 
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    >>> holm([0.25, 0.03125, 0.5])
+    [0.5, 0.09375, 0.5]
     """
     order = np.argsort(p_values, kind="stable")
     raised = np.maximum.accumulate([(len(order) - place) * p_values[which] for place, which in enumerate(order)])
     corrected = np.empty(len(order))
     corrected[order] = np.minimum(raised, 1.0)
-    return [round(float(p), 15) for p in corrected]
+    return [float(p) for p in corrected]
 
 
 def flip_test(d: Float[np.ndarray, " image"]) -> float:

@@ -36,7 +36,7 @@ def text_examples(embedded: Sequence[Embedded], split: Split) -> list[Example]:
         for number, each in enumerate(embedded):
             front = np.argsort(-each.images_for(caption), kind="stable")[:SHOWN]
             answers.append(
-                (each.name, int(ranks[number, caption]), [(_image(split, int(i)), i == owner) for i in front])
+                (each.name, int(ranks[number, caption]), [(_image(split, int(i)), bool(i == owner)) for i in front])
             )
         query = f"<q>{escape(split.texts[caption])}</q> {_image(split, owner)}"
         found.append(Example(query, answers))

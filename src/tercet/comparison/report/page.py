@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tercet import runs
+from tercet.comparison.answer import Comparison
 from tercet.comparison.report import figures
 from tercet.comparison.report.evidence import embed, similarities
 from tercet.comparison.report.examples import Example, image_examples, text_examples
@@ -15,14 +16,11 @@ from tercet.comparison.report.style import Figure
 from tercet.comparison.split import evaluated_split
 from tercet.comparison.tables import Cell, Table, cost_table, pairs_table
 
-if TYPE_CHECKING:
-    from tercet.comparison.compare import Comparison
-
 LINES = 8  # contestants in figures of lines: more cannot be told apart by eye
 COLUMNS = 3  # contestants side by side in examples
 
 
-def write_report(comparison: "Comparison") -> Path:
+def write_report(comparison: Comparison) -> Path:
     """The page, and each figure as PNG and SVG beside it."""
     made = _figures(comparison)
     for figure in made:
@@ -32,7 +30,7 @@ def write_report(comparison: "Comparison") -> Path:
     return comparison.folder / "report.html"
 
 
-def _figures(comparison: "Comparison") -> list[Figure]:
+def _figures(comparison: Comparison) -> list[Figure]:
     results, order = comparison.results, list(comparison.judgement.order)
     if not order:
         return []
@@ -50,14 +48,14 @@ def _figures(comparison: "Comparison") -> list[Figure]:
     return [figure for figure in made if figure is not None]
 
 
-def _seed(comparison: "Comparison") -> int | None:
+def _seed(comparison: Comparison) -> int | None:
     """The first that all contestants of the figures have."""
     few = comparison.judgement.order[:LINES]
     shared = set.intersection(*(set(comparison.results.runs[name]) for name in few))
     return min(shared, default=None)
 
 
-def _examples(comparison: "Comparison") -> str:
+def _examples(comparison: Comparison) -> str:
     """The first, the second and the last contestant side by side."""
     order = list(comparison.judgement.order)
     seed = _seed(comparison) if order else None
@@ -91,7 +89,7 @@ def _example(example: Example, *, texts: bool) -> str:
     return f'<div class="example">{query}<div class="{kind}">{"".join(answers)}</div></div>'
 
 
-def _page(comparison: "Comparison", made: Sequence[Figure], examples: str) -> str:
+def _page(comparison: Comparison, made: Sequence[Figure], examples: str) -> str:
     title = f"Tercet: {comparison.title}"
     sections: list[tuple[str, str, str]] = [
         ("table", "Results", "".join(_wide(table) for table in comparison.tables()))
@@ -132,7 +130,7 @@ def _wide(table: Table) -> str:
     return f'<p class="note">{said}</p>{region}'
 
 
-def _pairs(comparison: "Comparison") -> str:
+def _pairs(comparison: Comparison) -> str:
     """Those with the best one first; all of them behind a click."""
     every = pairs_table(comparison.judgement)
     best = {f"{pair.first} - {pair.second}" for pair in comparison.judgement.against_best()}
@@ -142,7 +140,7 @@ def _pairs(comparison: "Comparison") -> str:
     return f"{_wide(near)}<details><summary>All {len(every.rows)} pairs</summary>{_wide(every)}</details>"
 
 
-def _tuned(comparison: "Comparison") -> str:
+def _tuned(comparison: Comparison) -> str:
     if not comparison.tuned:
         return ""
     factors = comparison.settings.tune_factors
@@ -162,7 +160,7 @@ def _figure(figure: Figure) -> str:
     )
 
 
-def _how(comparison: "Comparison") -> str:
+def _how(comparison: Comparison) -> str:
     any_run: Any = next((run for each in comparison.results.runs.values() for run in each.values()), None)
     made = ""
     if any_run is not None:

@@ -1,0 +1,157 @@
+"""The whole job as a function: train, tune, test, tables, report, and the page in a real browser."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+import tercet
+from tercet.comparison.tuning import TUNING_SEED
+
+SMALL = {"data": "scenes:300", "epochs": 2, "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    root = tmp_path_factory.mktemp("compare") / "runs"
+    made = tercet.compare(objectives=("nt-xent", "smooth-ap", "triplet"), runs=root, **SMALL)
+    made.save()
+    return made
+
+
+def test_every_format_is_written_and_says_the_same(comparison):
+    files = {file.name for file in comparison.folder.iterdir()}
+    assert files == {"tables.md", "tables.tex", "runs.csv", "comparison.json", "report.html", "figures"}
+    document = json.loads((comparison.folder / "comparison.json").read_text())
+    mean = sum(run["metrics"]["rsum"] for run in document["results"]["nt-xent"]) / 2
+    for name in ("tables.md", "tables.tex", "report.html"):
+        assert f"{mean:.1f}" in (comparison.folder / name).read_text()
+    assert document["verdict"] in (comparison.folder / "tables.md").read_text()
+    seen = {name: {run["pairs_seen"] for run in runs} for name, runs in document["results"].items()}
+    assert {run["steps"] for runs in document["results"].values() for run in runs} == {22}
+    assert seen["nt-xent"] == {22 * 128}
+    assert seen["smooth-ap"] == {22 * 128 * 5}
+
+
+def test_figures_come_as_png_and_svg(comparison):
+    names = {"recalls", "moves", "learning", "contributing", "similarities", "cross", "costs"}
+    assert {file.stem for file in (comparison.folder / "figures").glob("*.png")} == names
+    assert {file.stem for file in (comparison.folder / "figures").glob("*.svg")} == names
+
+
+def test_the_same_bytes_twice(comparison):
+    before = {file: file.read_bytes() for file in comparison.folder.rglob("*") if file.is_file()}
+    again = tercet.compare(objectives=("nt-xent", "smooth-ap", "triplet"), runs=comparison.settings.runs, **SMALL)
+    assert again.folder == comparison.folder
+    again.save()
+    for file, content in before.items():
+        assert file.read_bytes() == content, file.name
+
+
+def test_the_page_needs_no_network(comparison):
+    page = (comparison.folder / "report.html").read_text()
+    outside = [place for place in re.findall(r'(?:src|href)="([^"]*)"', page) if not place.startswith(("#", "data:"))]
+    assert all(re.fullmatch(r"figures/\w+\.(png|svg)", place) for place in outside)
+    assert "<script" not in page
+    assert "url(http" not in page
+    assert page.count("data:image/jpeg") > 20
+
+
+def test_tuning_gives_everybody_the_same_choice(tmp_path):
+    made = tercet.compare(
+        objectives=("nt-xent", "triplet"), tune="lr", tune_factors=(0.01, 1.0), runs=tmp_path / "runs", **SMALL
+    )
+    assert {rate for tuned in made.tuned.values() for rate in tuned.validation} == {1e-5, 1e-3}
+    assert {tuned.chosen for tuned in made.tuned.values()} == {1e-3}  # a hundredth learns next to nothing
+    assert all(seed != TUNING_SEED for runs in made.results.runs.values() for seed in runs)
+    assert "chosen on validation out of the same multiples" in made.verdict
+    assert len(list((tmp_path / "runs").glob("2*"))) == 2 * (2 + 2)
+
+
+def test_protocols_get_a_table_each_and_are_checked_before_training(tmp_path, comparison):
+    with pytest.raises(ValueError, match="1,000 images"):
+        tercet.compare(objectives="nt-xent", protocols="flickr-1k", runs=tmp_path / "runs", **SMALL)
+    assert not list((tmp_path / "runs").glob("2*"))
+    again = tercet.compare(objectives=("nt-xent",), protocols="custom", runs=comparison.settings.runs, **SMALL)
+    own, named = again.tables()[:2]
+    assert named.title.startswith("custom, ")
+    assert named.rows == own.rows
+
+
+def test_ones_own_pictures_in_one_call(tmp_path):
+    """A CSV with photos: features once, heads, report with the photos in it."""
+    from tercet.data.scenes import scenes
+
+    lines = ["filepath,title,split"]
+    for split, count in (("train", 60), ("val", 12), ("test", 12)):
+        made = scenes(split, count).as_split()
+        for image, name in enumerate(made.image_names):
+            made.pictures.open(image).save(tmp_path / name)
+            lines += [f'{name},"{made.texts[5 * image + k]}",{split}' for k in range(3)]
+    (tmp_path / "photos.csv").write_text("\n".join(lines) + "\n")
+    given = {"data": str(tmp_path / "photos.csv"), "seeds": 1, "epochs": 1, "train": {"batch_size": 30}}
+    given |= {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
+    found = tercet.compare(objectives=("nt-xent", "triplet"), **given)
+    assert (found.save()).read_text().count("data:image/jpeg") > 5
+    (features,) = (tmp_path / "runs" / "features").iterdir()
+    stamp = (features / "train_ims.npy").stat().st_mtime_ns
+    tercet.compare(objectives=("nt-xent",), **given)
+    assert (features / "train_ims.npy").stat().st_mtime_ns == stamp
+
+
+ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run")
+
+# Of every text on the page the contrast with what is behind it (WCAG), the least one and where it is.
+CONTRAST = """() => {
+  const parse = c => c.match(/[\\d.]+/g).map(Number);
+  const linear = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = c => { const [r, g, b] = parse(c).map(v => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+    if (parse(c).length < 4 || parse(c)[3] > 0) return c; } return 'rgb(255, 255, 255)'; };
+  let least = [99, ''];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || e.closest('.skip, style')) continue;
+    const style = getComputedStyle(e);
+    const ink = e.closest('svg') ? style.fill : style.color;
+    const [a, b] = [light(ink), light(behind(e))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < least[0]) least = [ratio, e.tagName + ': ' + walk.currentNode.data.trim().slice(0, 40)];
+  }
+  return least; }"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1280, "light"), (1280, "dark")])
+def test_the_page_in_a_browser(comparison, width, scheme):
+    browser_file = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_file is None:
+        pytest.skip("no browser on this machine: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_file, args=list(ARGUMENTS))
+        page = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+        said, asked = [], []
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((comparison.folder / "report.html").resolve().as_uri())
+        assert said == []
+        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
+        assert page.evaluate(CONTRAST)[0] >= 4.5, page.evaluate(CONTRAST)
+        assert page.evaluate("[...document.images].every(i => i.alt && i.naturalWidth > 0)")
+        assert page.evaluate("[...document.querySelectorAll('svg')].every(s => s.getAttribute('aria-label'))")
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+        assert len(ids) == len(set(ids))
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        for _ in range(12):  # links, then the table, which arrows scroll
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.className") == "wide":
+                break
+        assert page.evaluate("document.activeElement.className") == "wide"
+        browser.close()
