@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "runs": {"contracts"},
     "retriever": {"contracts", "data", "models"},
     "training": {"contracts", "data", "models", "objectives", "evaluation", "analysis", "runs", "retriever"},
-    "comparison": {"contracts", "data", "models", "objectives", "evaluation", "runs", "training"},
+    "comparison": {"contracts", "data", "models", "objectives", "evaluation", "runs", "retriever", "training"},
     "cli": {"comparison", "data", "retriever", "training"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}

@@ -17,7 +17,7 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     program = (
         "import sys, tercet, tercet.cli; sys.argv = ['tercet', '--help']; tercet.cli.main();"
         "from tercet.comparison.settings import CompareSettings;"
-        "heavy = {'torch', 'numpy', 'rich', 'tyro'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -146,7 +146,7 @@ def test_a_run_that_fails_does_not_sink_the_others(tmp_path):
     assert "NaN" in failed["mine.py:nan"] or "nan" in failed["mine.py:nan"]
     assert "SIGKILL" in failed["mine.py:dies"]
     assert len(document["failures"]) == 6
-    assert "runs failed and are not in these numbers" in run.stdout
+    assert "runs failed and are not in these numbers" in " ".join(run.stdout.split())
 
 
 def test_two_processes_may_compare_into_one_folder(tmp_path):

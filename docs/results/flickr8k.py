@@ -143,9 +143,9 @@ def about(name: str, section: Section) -> str:
         else ""
     )
     return (
-        f"{said}; batches of {settings.get('batch_size', 128)}, {'/'.join(map(str, steps))} steps for all, smooth-ap with "
-        f"five captions an image; {section.seeds} seeds; a run took {seconds:.0f} s (median) of one core that others used "
-        f"too.{warm}\n\n```\n{COMMANDS[name]}\n```"
+        f"{said}; batches of {settings.get('batch_size', 128)}, {'/'.join(map(str, steps))} steps for all, smooth-ap "
+        f"with five captions an image; {section.seeds} seeds; a run took {seconds:.0f} s (median) of one core, busy "
+        f"with others.{warm}\n\n```\n{COMMANDS[name]}\n```"
     )
 
 

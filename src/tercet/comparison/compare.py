@@ -35,9 +35,9 @@ def run_comparison(settings: CompareSettings, console: Console, engine: Engine |
         near = nearest(settings.metric, METRICS)
         raise ValueError(f"--metric {settings.metric!r} cannot be tested{near}; these can: {', '.join(METRICS)}")
     contestants = contestants_of(settings)  # before any work: a wrong name costs nothing
-    runs.make_root(settings.runs)
     common = common_settings(settings, data_of(settings, console))
     readies = make_all_ready(contestants, common)
+    runs.make_root(settings.runs)
     check_protocols(settings, readies)
     plans = {contestant.name: plan_of(contestant, 0, common, readies) for contestant in contestants}
     engine = engine or LocalProcesses(readies, settings.workers)

@@ -21,7 +21,7 @@ def data_of(settings: CompareSettings, console: Console) -> str:
     }
     stem = settings.data.rstrip("/").rpartition("/")[2].partition(".")[0]
     target = settings.runs / "features" / f"{stem}_{runs.run_hash(asked, '')}"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    runs.make_root(target.parent)
     if not target.exists():
         console.print(f"features of {settings.data} go to {target}, once", highlight=False, soft_wrap=True)
     features(
