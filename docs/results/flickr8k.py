@@ -142,10 +142,16 @@ def about(name: str, section: Section) -> str:
         if first
         else ""
     )
+    seen = min(each["metrics"]["pairs_seen"] for each in every) / 30_000
+    short = (
+        f" Trained from scratch on {seen:.1f} passes over the pairs: this is the beginning of training."
+        if seen < 1
+        else ""
+    )
     return (
         f"{said}; batches of {settings.get('batch_size', 128)}, {'/'.join(map(str, steps))} steps for all, smooth-ap "
         f"with five captions an image; {section.seeds} seeds; a run took {seconds:.0f} s (median) of one core, busy "
-        f"with others.{warm}\n\n```\n{COMMANDS[name]}\n```"
+        f"with others.{warm}{short}\n\n```\n{COMMANDS[name]}\n```"
     )
 
 
