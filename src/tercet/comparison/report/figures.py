@@ -28,7 +28,7 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             errors = np.abs(reach - np.array(means))
             axes.errorbar(means, range(len(names)), xerr=errors, fmt="none", ecolor=SERIES[1], elinewidth=1.2)
             axes.set_yticks(range(len(names)), names)
-            axes.invert_yaxis()
+            axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_title(_metric_said(which))
         return finished(
@@ -132,7 +132,7 @@ def cross_ranks(results: Results, names: Sequence[str]) -> Figure | None:
             axes.barh(range(len(names)), shares, left=left, color=SERIES[number], label=label, height=0.75)
             left += shares
         axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("% of pairs")
         canvas.legend(loc="outside upper center", ncols=5, fontsize=7, handlelength=1, columnspacing=1)
@@ -181,7 +181,7 @@ def costs(results: Results, names: Sequence[str]) -> Figure:
         for axes, (title, values) in zip(canvas.subplots(len(shown), squeeze=False)[:, 0], shown.items(), strict=True):
             axes.barh(range(len(names)), values, color=SERIES[2], height=0.7)
             axes.set_yticks(range(len(names)), names)
-            axes.invert_yaxis()
+            axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_title(title)
         return finished(
