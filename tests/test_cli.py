@@ -164,7 +164,7 @@ def test_a_damaged_run_folder_is_named(tmp_path):
     (run,) = folders(tmp_path)
     (tmp_path / "runs" / run / "metrics.jsonl").write_text("")
     again = tercet(*command, cwd=tmp_path)
-    assert again.returncode == 2
+    assert again.returncode == 1
     assert f"{run}/metrics.jsonl is damaged or missing" in again.stderr
 
 

@@ -4,10 +4,17 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
+from rich.console import Console
 
 import tercet
+from tercet.comparison.live import LiveTable, key_of
+from tercet.comparison.plan import Plan
+from tercet.comparison.results import Results
 from tercet.comparison.tuning import TUNING_SEED
+from tercet.training.config import train_settings
 
 SMALL = {"data": "scenes:300", "epochs": 2, "seeds": 2}
 
@@ -56,6 +63,45 @@ def test_the_page_needs_no_network(comparison):
     assert "<script" not in page
     assert "url(http" not in page
     assert page.count("data:image/jpeg") > 20
+
+
+def test_names_may_hold_any_sign_and_an_edited_objective_is_noticed(tmp_path):
+    odd = tmp_path / "_we$ir_{d$ <b>[red] & x.py"
+    odd.write_text("def own(S, positives):\n    return -positives.to(S.dtype)\n")
+    made = tercet.compare(objectives=("nt-xent", f"{odd}:own"), runs=tmp_path / "runs", **SMALL)
+    page = made.save().read_text()
+    assert "<b>[red]" not in page
+    assert "_we$ir_{d$ &lt;b&gt;[red] &amp; x.py:own" in page
+    folder = next(iter(made.results.runs["nt-xent"].values())).folder
+    live = LiveTable(Console(stderr=True), Results((), {}), 1, metric="rsum", what="runs")
+    plan = Plan(made.results.contestants[0], train_settings({"seed": 0}))
+    live.marks[key_of(plan)] = "another"
+    live.finished(plan, folder)
+    assert "was changed meanwhile" in live.failures[0].why
+
+
+def test_what_cannot_be_compared_is_refused_before_training(tmp_path):
+    lines = ["filepath,title,split", *(f"{n}.jpg,text {n},train" for n in range(40))]
+    (tmp_path / "none.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "one.csv").write_text("\n".join([*lines, "40.jpg,text 40,test"]) + "\n")
+    for image in range(41):
+        noise = np.random.default_rng(image).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"{image}.jpg")
+    given = {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
+    for name, message, more in (
+        ("none.csv", "neither a test nor a validation split", {}),
+        ("one.csv", "at least 2", {}),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tercet.compare(data=str(tmp_path / name), objectives="nt-xent", **given, **more)
+    assert not list((tmp_path / "runs").glob("2*"))
+
+
+def test_a_refused_run_says_why(tmp_path):
+    made = tercet.compare(
+        data="scenes:60", objectives=("triplet",), train={"batch_size": 4000}, seeds=1, runs=tmp_path / "runs"
+    )
+    assert [failure.why for failure in made.results.failures] == ["300 items do not fill one batch of 4000"]
 
 
 def test_tuning_gives_everybody_the_same_choice(tmp_path):

@@ -35,7 +35,7 @@ def test_same_p_values_on_every_call(results):
 
 def test_the_paragraph_claims_what_the_tests_say(results):
     said = verdict(results, judge(results, "rsum"), "All equal.")
-    assert said.startswith("good has the highest rsum")
+    assert said.startswith("good and same share the highest rsum")
     assert "It beats bad by" in said
     assert "same gave the very same ranks" in said
     assert "It cannot be told apart from near" in said
@@ -60,23 +60,41 @@ def test_only_shared_seeds_are_compared(tmp_path):
     results.runs["b"] = {9: results.runs["b"][1]}
     apart = judge(results, "rsum")
     assert apart.untested == [("a", "b")]
-    assert "nothing was tested" in verdict(results, apart, "")
+    assert "It shares too few seeds with b: that was not tested." in verdict(results, apart, "")
+    results.runs["b"] = {
+        0: results.runs["a"][0]
+    }  # one shared seed among several: over images alone is another question
+    assert [set(pair) for pair in judge(results, "rsum").untested] == [{"a", "b"}]
 
 
 def test_nothing_finished_and_failures_are_said(tmp_path):
     nothing = Results([], {}, [Failure("a s0", "why")])
     assert "nothing to compare" in verdict(nothing, judge(nothing, "rsum"), "")
     results = made_results(tmp_path, {"a": 6.0, "b": 5.0}, failures=[Failure("c s1", "why")])
-    assert "1 runs failed and are not in these numbers: c s1." in verdict(results, judge(results, "rsum"), "")
+    assert "1 run failed and is not in these numbers: c s1." in verdict(results, judge(results, "rsum"), "")
+    trial = Results(results.contestants, results.runs, [Failure("c", "why", trial=True)])
+    assert "failed" not in verdict(trial, judge(trial, "rsum"), "")
 
 
 def test_what_was_equal_is_said():
-    assert "one learning rate, 0.001, chosen by no result" in fairness_said(
-        [10, 10], [1e-3, 1e-3], tuned=None, models=1
-    )
-    tuned = fairness_said([10, 10], [1e-3, 3e-3], tuned=(0.3, 1.0), models=1)
-    assert "chosen on validation out of the same multiples" in tuned
+    steps = {"heads": [10, 10]}
+    said = fairness_said(steps, [1e-3, 1e-3], tuned=None)
+    assert said == "All runs made 10 steps with one learning rate, 0.001, chosen by no result."
+    tuned = fairness_said(steps, [1e-3, 3e-3], tuned=((0.3, 1.0), [1e-3, 1e-3]))
+    assert "chosen on validation out of the same multiples (0.3, 1) of 0.001" in tuned
     assert "a seed that is not reported" in tuned
+    assert "its row or recipe names" in fairness_said(steps, [1.0], tuned=((0.3, 1.0), [1e-3, 1e-2]))
+    assert "models keep their own recipes" in fairness_said({"a": [5, 5], "b": [6]}, [1.0], tuned=None)
+    assert "did not make the same number of steps" in fairness_said({"a": [5, 6]}, [1.0], tuned=None)
+
+
+def test_level_contestants_and_a_single_one(tmp_path):
+    results = made_results(tmp_path / "two", {"a": 6.0, "b": 6.0})
+    said = verdict(results, judge(results, "rsum"), "")
+    assert said.startswith("a and b share the highest rsum")
+    assert "leads" not in said
+    single = made_results(tmp_path / "one", {"a": 6.0})
+    assert "there is nothing to compare it with" in verdict(single, judge(single, "rsum"), "")
 
 
 def test_noise_alone_is_seldom_called_real(tmp_path):

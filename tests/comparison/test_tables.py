@@ -37,7 +37,8 @@ def test_one_seed_shows_no_spread(tmp_path):
 
 
 def test_markdown_latex_and_html_hold_any_name():
-    table = Table("t", ("objective", "x_1"), [("a|b_<c>", [Cell("1 %", True)])])
+    table = Table("t", ("objective", "x_1"), [("a|b_<c>", [Cell("1 %", True)]), ("$\\x{y}", [Cell("1±2")])])
+    assert "\\$\\textbackslash{}x\\{y\\} & 1$\\pm$2" in table.latex()
     assert "| a\\|b_<c> | **1 %** |" in table.markdown()
     assert "a|b\\_<c> & \\textbf{1 \\%} \\\\" in table.latex()
     assert '<th scope="row">a|b_&lt;c&gt;</th><td><b>1 %</b></td>' in table.html()

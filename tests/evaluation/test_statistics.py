@@ -145,6 +145,17 @@ def test_holm_by_hand_and_its_promise():
     assert families <= 0.05 + 2.6 * np.sqrt(0.05 * 0.95 / 2000)
 
 
+def test_without_any_variance_the_number_of_images_speaks():
+    found = compare_runs(np.full((2, 5), 100.0), np.zeros((2, 5)))
+    assert found.p == found.p_images > 0.05
+
+
+def test_many_seeds_are_not_called_impossible():
+    assert seeds_needed(Spread(25.0, 0.0, 0.0, 1000), 0.1) == 1001
+    assert seeds_needed(Spread(25.0, 60.0**2, 0.0, 1000), 0.1) is None
+    assert seeds_needed(Spread(25.0, 0.0, 0.0, 1000), 0.0) is None
+
+
 def test_edges():
     same = np.ones((3, 10))
     found = compare_runs(same, same)

@@ -16,13 +16,14 @@ from tercet.comparison.live import LiveTable, Trials, key_of
 from tercet.comparison.local import LocalProcesses
 from tercet.comparison.plan import Plan, Readies, common_settings, make_all_ready, plan_of, with_rate, with_seed
 from tercet.comparison.protocols import check_protocols, under_protocols
+from tercet.comparison.report.evidence import held_out
 from tercet.comparison.results import Failure, Results
 from tercet.comparison.settings import CompareSettings, settings_of
 from tercet.comparison.tuning import TUNING_SEED, Tuned, choose, trials
 from tercet.comparison.verdict import fairness_said, verdict
 from tercet.evaluation.by_image import METRICS
 from tercet.objectives.catalogue import nearest
-from tercet.training.run import find_finished, run_mark
+from tercet.training.run import run_mark
 
 
 def compare(**given: Any) -> Comparison:
@@ -38,8 +39,11 @@ def run_comparison(settings: CompareSettings, console: Console, engine: Engine |
     common = common_settings(settings, data_of(settings, console))
     readies = make_all_ready(contestants, common)
     runs.make_root(settings.runs)
+    for ready in readies.values():
+        if len(held_out(ready.test, ready.validation).images) < 2:
+            raise ValueError(f"{settings.data}: one held-out image says nothing about luck; give at least 2")
     check_protocols(settings, readies)
-    plans = {contestant.name: plan_of(contestant, 0, common, readies) for contestant in contestants}
+    plans = planned = {each.name: plan_of(each, 0, common, readies) for each in contestants}
     engine = engine or LocalProcesses(readies, settings.workers)
     tuned: dict[str, Tuned] = {}
     failures: list[Failure] = []
@@ -53,7 +57,9 @@ def run_comparison(settings: CompareSettings, console: Console, engine: Engine |
     results = Results(contestants, live.results.runs, [*failures, *live.failures])
     identity = {**_identity(settings), "runs": [_mark(plan, readies) for plan in wanted]}
     protocols = under_protocols(results, readies, settings, console)
-    return _answer(settings, results, tuned, readies, protocols, runs.run_hash(identity, ""))
+    bases = [plan.settings.learning_rate for plan in planned.values()]
+    fairness = _fairness(results, (settings.tune_factors, bases) if settings.tune else None)
+    return _answer(settings, results, tuned, readies, protocols, fairness, runs.run_hash(identity, ""))
 
 
 def _tuned(
@@ -62,9 +68,11 @@ def _tuned(
     """The learning rate of each contestant. One whose trials all fail is out."""
     if settings.seeds > TUNING_SEED:
         raise ValueError(f"--seeds must be at most {TUNING_SEED}, which chooses learning rates")
+    if any(ready.validation is None for ready in readies.values()):
+        raise ValueError("--tune lr chooses on validation, and the data has no validation split")
     asked = {name: trials(plan, settings.tune_factors) for name, plan in plans.items()}
     every = [trial for each in asked.values() for trial in each]
-    live = Trials(console, Results((), {}), len(every), metric=settings.metric, what="choosing learning rates")
+    live = Trials(console, len(every))
     _carry_out(every, readies, engine, live)
     chosen = {}
     for name, plan in plans.items():
@@ -84,7 +92,8 @@ def _carry_out(plans: Sequence[Plan], readies: Readies, engine: Engine, live: Li
     with live:
         missing = []
         for plan in plans:
-            folder = find_finished(plan.settings, readies[plan.contestant.model])
+            live.marks[key_of(plan)] = _mark(plan, readies)
+            folder = runs.find_run(plan.settings.runs, live.marks[key_of(plan)])
             if folder is None:
                 missing.append(plan)
             else:
@@ -98,18 +107,11 @@ def _answer(
     tuned: Mapping[str, Tuned],
     readies: Readies,
     protocols: Mapping[str, Results],
+    fairness: str,
     mark: str,
 ) -> Comparison:
-    names = results.names()
     judgement = judge(results, settings.metric)
-    made = [run for name in names for run in results.runs[name].values()]
     models = list(dict.fromkeys(contestant.model for contestant in results.contestants))
-    fairness = ""
-    if made:
-        steps, rates = [run.final["step"] for run in made], [run.learning_rate for run in made]
-        fairness = fairness_said(
-            steps, rates, tuned=settings.tune_factors if settings.tune else None, models=len(models)
-        )
     data = next(iter(readies.values())).name
     return Comparison(
         settings,
@@ -122,6 +124,16 @@ def _answer(
         readies,
         protocols,
     )
+
+
+def _fairness(results: Results, tuned: tuple[Sequence[float], Sequence[float]] | None) -> str:
+    steps: dict[str, list[int]] = {}
+    rates = []
+    for contestant in results.contestants:
+        for run in results.runs.get(contestant.name, {}).values():
+            steps.setdefault(contestant.model, []).append(run.final["step"])
+            rates.append(run.learning_rate)
+    return fairness_said(steps, rates, tuned=tuned) if rates else ""
 
 
 def _identity(settings: CompareSettings) -> dict[str, Any]:

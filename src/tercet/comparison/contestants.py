@@ -10,9 +10,11 @@ from tercet.objectives import objective
 from tercet.objectives.catalogue import CATALOGUE, nearest
 from tercet.objectives.from_file import is_file_name
 from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS
-from tercet.training.settings import KNOWN, named_values
+from tercet.training.settings import CONDUCT, KNOWN, named_values
 
 SEVERAL_CAPTIONS = {"smooth-ap": 5}  # captions an image in a step, as in the study of SmoothAP for retrieval
+# Rows share the data as it was opened for all, and are carried out alike.
+SAME_FOR_ALL = ("train_split", "validation_split", "test_split", "picture_side", "warp", *CONDUCT)
 CHOSEN_ELSEWHERE = ("data", "model", "objective", "objective_settings", "seed", "runs", "config", "features", "images")
 
 
@@ -36,10 +38,7 @@ def contestants_of(settings: CompareSettings) -> list[Contestant]:
         names = tuple(f"{T}/{P}" for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS)
     elif "all" in names:
         names = tuple(dict.fromkeys(part for name in names for part in (CATALOGUE if name == "all" else (name,))))
-    for name in settings.vary:
-        _check_train_setting(name, "--vary")
-    for name in settings.train:
-        _check_train_setting(name, "--train")
+    _check_settings(settings)
     made = []
     for given in names:
         parsed, objective_settings, train = parse(given)
@@ -59,6 +58,17 @@ def contestants_of(settings: CompareSettings) -> list[Contestant]:
     return made
 
 
+def _check_settings(settings: CompareSettings) -> None:
+    for name, values in settings.varied().items():
+        _check_train_setting(name, "--vary", row=True)
+        if not values:
+            raise ValueError(f"--vary {name} needs at least one value")
+    for name in settings.train:
+        _check_train_setting(name, "--train", row=False)
+    if settings.epochs is not None and "epochs" in settings.train:
+        raise ValueError("--epochs and --train epochs are both given: one is enough")
+
+
 def parse(given: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """`nt-xent:temperature=0.05,learning_rate=1e-4` -> the objective's name, its settings, and those of training."""
     name, colon, tail = given.rpartition(":")
@@ -73,17 +83,19 @@ def parse(given: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
         if key not in KNOWN:
             choices = sorted(known | set(KNOWN))
             raise ValueError(f"{given}: neither {name} nor training has a setting {key!r}{nearest(key, choices)}")
-        _check_train_setting(key, given)
+        _check_train_setting(key, given, row=True)
     if own:
         objective(name, **own)
     return (name if is_file_name(name) else built.name), own, train
 
 
-def _check_train_setting(name: str, where: str) -> None:
+def _check_train_setting(name: str, where: str, *, row: bool) -> None:
     if name in CHOSEN_ELSEWHERE:
         raise ValueError(f"{where}: {name} is a setting of the comparison itself")
     if name not in KNOWN:
         raise ValueError(f"{where}: train has no setting {name!r}{nearest(name, KNOWN)}")
+    if row and name in SAME_FOR_ALL:
+        raise ValueError(f"{where}: {name} is the same for all runs of a comparison: --train {name}=... sets it")
 
 
 def _plain(value: Any) -> str:

@@ -35,7 +35,7 @@ class Judgement:
     """Contestants, the largest mean first."""
     pairs: Sequence[Pair]
     untested: Sequence[tuple[str, str]]
-    """Pairs that share no seed."""
+    """Pairs that share too few seeds."""
 
     @property
     def level(self) -> float:
@@ -55,7 +55,9 @@ def judge(results: Results, metric: str, pairs: Sequence[tuple[str, str]] | None
     """All pairs, or those that were named beforehand: the fewer, the milder the correction."""
     order = results.ordered(metric)
     wanted = list(combinations(order, 2)) if pairs is None else [_larger_first(order, pair) for pair in pairs]
-    testable = [pair for pair in wanted if results.shared_seeds(*pair)]
+    # Over images alone is told only where nobody has more than one seed: in one family two questions do not mix.
+    enough = 2 if any(len(results.runs[name]) > 1 for name in order) else 1
+    testable = [pair for pair in wanted if len(results.shared_seeds(*pair)) >= enough]
     found = [_compared(results, *pair, metric) for pair in testable]
     corrected = holm([each.p for each in found])
     made = [Pair(first, second, each, p) for (first, second), each, p in zip(testable, found, corrected, strict=True)]

@@ -23,7 +23,10 @@ class LiveTable:
 
     def __init__(self, console: Console, results: Results, total: int, *, metric: str, what: str) -> None:
         self.failures: list[Failure] = []
+        self.trials = False
         self.folders: dict[str, Path] = {}
+        self.marks: dict[str, str] = {}
+        """Of the runs as they were planned."""
         self.results = results
         self._console, self._metric = console, metric
         self._progress = Progress(
@@ -51,7 +54,10 @@ class LiveTable:
 
     def kept(self, plan: Plan, folder: Path) -> None:
         """It was there already, finished."""
-        self._take(plan, folder)
+        try:
+            self._take(plan, folder)
+        except ValueError as error:
+            self.failed(plan, str(error))
 
     def began(self, plan: Plan) -> None:
         self._bars[key_of(plan)] = self._progress.add_task(escape(key_of(plan)), total=None, news="")
@@ -61,12 +67,15 @@ class LiveTable:
         self._progress.update(self._bars[key_of(plan)], completed=done, total=total, news=shown)
 
     def finished(self, plan: Plan, folder: Path) -> None:
+        if not folder.name.endswith(self.marks.get(key_of(plan), "")):
+            self.failed(plan, f"the file of {plan.contestant.objective} was changed meanwhile: call again")
+            return
         run = self._take(plan, folder)
         self._line(f"{key_of(plan)}: rsum {run.metrics['rsum']:.1f} in {run.machine['seconds']:.0f} s")
 
     def failed(self, plan: Plan, why: str) -> None:
         self._end(plan)
-        self.failures.append(Failure(key_of(plan), why))
+        self.failures.append(Failure(key_of(plan), why, self.trials))
         self._console.print(f"[red]{escape(key_of(plan))} failed:[/] {escape(why)}", highlight=False, soft_wrap=True)
 
     def idle(self) -> None:
@@ -78,9 +87,9 @@ class LiveTable:
         self.results.runs.setdefault(plan.contestant.name, {})[plan.settings.seed] = run
 
     def _take(self, plan: Plan, folder: Path) -> Run:
+        run = read_run(folder, plan.settings.seed)
         self._end(plan)
         self.folders[key_of(plan)] = folder
-        run = read_run(folder, plan.settings.seed)
         self._keep(plan, run)
         return run
 
@@ -104,6 +113,10 @@ class LiveTable:
 
 class Trials(LiveTable):
     """The same for runs that only choose a learning rate: they are no results."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        super().__init__(console, Results((), {}), total, metric="rsum", what="choosing learning rates")
+        self.trials = True
 
     def _keep(self, plan: Plan, run: Run) -> None:
         pass

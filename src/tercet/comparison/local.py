@@ -34,6 +34,7 @@ class _Active:
     plan: Plan
     process: Any
     link: Connection
+    forked: bool
     ended: bool = False
 
 
@@ -71,7 +72,7 @@ class LocalProcesses:
         process.start()
         there.close()
         watcher.began(plan)
-        return _Active(plan, process, here)
+        return _Active(plan, process, here, forks)
 
 
 def _context(plans: Sequence[Plan], threads: int) -> BaseContext:
@@ -93,7 +94,7 @@ def _listen(active: Sequence[_Active], watcher: Watcher) -> None:
                 _hand_on(run, run.link.recv(), watcher)
         if gone and not run.ended:
             run.ended = True
-            watcher.failed(run.plan, _how_it_died(run.process.exitcode))
+            watcher.failed(run.plan, _how_it_died(run.process.exitcode, forked=run.forked))
         if run.ended:
             run.process.join()
             run.link.close()
@@ -110,11 +111,13 @@ def _hand_on(run: _Active, said: tuple[Any, ...], watcher: Watcher) -> None:
         watcher.failed(run.plan, said[1])
 
 
-def _how_it_died(code: int | None) -> str:
+def _how_it_died(code: int | None, *, forked: bool) -> str:
     if code is not None and code < 0:
         hint = ": out of memory? Fewer --workers need less" if -code == signal.SIGKILL else ""
         return f"its process was ended by signal {signal.Signals(-code).name}{hint}"
-    return f"its process ended with code {code} and no word"
+    # A process that is started anew runs the calling script again, up to where it is told not to.
+    hint = "" if forked else "; a script that calls tercet.compare must do so under if __name__ == '__main__'"
+    return f"its process ended with code {code} and no word{hint}"
 
 
 def _stop(active: Sequence[_Active]) -> None:
@@ -155,9 +158,10 @@ def _child(
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:
-        report.say("".join(traceback.format_exception(error)))
         expected = isinstance(error, (ValueError, OSError))
         link.send(("failed", str(error) if expected else f"{type(error).__name__}: {error}"))
+        with contextlib.suppress(OSError):  # a run that was refused has no folder any more
+            report.say("".join(traceback.format_exception(error)))
 
 
 class _Link(Report):

@@ -1,8 +1,7 @@
 """What the runs of a comparison found, read from their folders."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +22,32 @@ class Run:
     metrics: dict[str, float]
     final: dict[str, Any]
     machine: dict[str, Any]
-
-    @cached_property
-    def ranks(self) -> dict[str, np.ndarray]:
-        return runs.read_ranks(self.folder)
+    ranks: Mapping[str, np.ndarray]
+    learning_rate: float
 
     @property
     def clipped(self) -> float:
         """Share of steps whose gradient was clipped."""
         return float(self.final["clipped_steps"] / max(1, self.final["step"]))
 
-    @property
-    def learning_rate(self) -> float:
-        return float(runs.read_settings(self.folder)["learning_rate"])
-
 
 def read_run(folder: Path, seed: int) -> Run:
     final = runs.read_final(folder)
     if "rsum" not in final:
         raise ValueError(f"{folder.name} was evaluated on nothing: the data has neither a test nor a validation split")
-    return Run(seed, folder, runs.read_metrics(folder), final, runs.read_machine(folder))
+    rate = runs.read_settings(folder).get("learning_rate")
+    if not isinstance(rate, float):
+        raise ValueError(f"{folder / runs.SETTINGS} is damaged: remove the folder {folder.name} and call again")
+    machine, ranks = runs.read_machine(folder), runs.read_ranks(folder)
+    return Run(seed, folder, runs.read_metrics(folder), final, machine, ranks, rate)
 
 
 @dataclass(frozen=True)
 class Failure:
     name: str
     why: str
+    trial: bool = False
+    """It was to choose a learning rate: no number of the comparison is missing."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Table:
     def terminal(self) -> TerminalTable:
         # Seven numbers with their spread fit in 80 columns only without borders.
         made = TerminalTable(title=escape(self.title), box=None, padding=(0, 1, 0, 0), title_justify="left")
-        made.add_column(self.headings[0], no_wrap=True)
+        made.add_column(self.headings[0], overflow="fold")
         for heading in self.headings[1:]:
             made.add_column(heading, justify="right", no_wrap=True)
         for name, cells in self.rows:
@@ -89,14 +89,23 @@ def spread_said(results: Results) -> str:
 
 def goal_tables(results: Results) -> list[Table]:
     """GOAL's grid as the paper prints it: a row a pair weight, a column a triplet weight."""
-    cells = {(T, P): f"{T}/{P}" for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS}
+    models = dict.fromkeys(contestant.model for contestant in results.contestants)
+    prefixes = [""] if len(models) == 1 else [f"{model} " for model in models]
+    return [table for prefix in prefixes for table in _goal_tables(results, prefix)]
+
+
+def _goal_tables(results: Results, prefix: str) -> list[Table]:
+    """`prefix`: the model that stands before the objective's name where there are several."""
+    cells = {(T, P): f"{prefix}{T}/{P}" for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS}
     if not all(name in results.names() for name in cells.values()):
         return []
     made = []
     for column, heading in (("i2t_r1", "i2t R@1"), ("t2i_r1", "t2i R@1"), ("rsum", "rsum")):
         best = max(results.mean(name, column) for name in cells.values())
         rows = [(P, [_cell(results, cells[T, P], column, best) for T in TRIPLET_WEIGHTS]) for P in PAIR_WEIGHTS]
-        made.append(Table(f"GOAL's grid, {heading}; {spread_said(results)}", ("pair weight", *TRIPLET_WEIGHTS), rows))
+        made.append(
+            Table(f"GOAL's grid, {prefix}{heading}; {spread_said(results)}", ("pair weight", *TRIPLET_WEIGHTS), rows)
+        )
     return made
 
 
@@ -193,6 +202,9 @@ def _memory(runs: Sequence[Run]) -> str:
 
 
 def _tex(text: str) -> str:
-    for sign, written in (("\\", "\\textbackslash "), ("_", "\\_"), ("%", "\\%"), ("&", "\\&"), ("#", "\\#")):
-        text = text.replace(sign, written)
-    return text.replace("±", "$\\pm$")
+    return text.translate(_TEX)
+
+
+_TEX = str.maketrans(
+    {"\\": "\\textbackslash{}", "^": "\\^{}", "~": "\\~{}", "±": "$\\pm$"} | {sign: f"\\{sign}" for sign in "_%&#${}"}
+)

@@ -17,6 +17,8 @@ TUNING_SEED = 1_000_003
 class Tuned:
     """Validation at each learning rate, and the rate that was chosen."""
 
+    base: float
+    """What the factors multiply."""
     validation: Mapping[float, float]
     chosen: float
 
@@ -39,7 +41,7 @@ def choose(plan: Plan, finished: Mapping[float, Path]) -> Tuned | None:
     if not known:
         return None
     chosen = max(known, key=lambda rate: (known[rate], -abs(rate / usual - 1)))
-    return Tuned(known, chosen)
+    return Tuned(usual, known, chosen)
 
 
 def best_validation(folder: Path, select: str) -> float | None:

@@ -66,7 +66,10 @@ class Comparison:
         return None if self.spread is None else detectable(self.spread, self.seeds, level)
 
     def seeds_needed(self, level: float = LEVEL) -> int | None:
-        """How many seeds would find a difference of this size, four times of five; None where no number would."""
+        """How many seeds would find a difference of this size, four times of five; None where no number would.
+
+        More than `MOST_SEEDS` are not counted.
+        """
         return None if self.spread is None else seeds_needed(self.spread, self.difference, level)
 
 
@@ -89,7 +92,8 @@ def compare_runs(first: Differences, second: Differences) -> Comparison:
     half = _margin(parts, seeds, images, LEVEL)
     spread = Spread(max(0.0, by_seed - rest) / images, max(0.0, by_image - rest) / seeds, rest, images)
     p_seeds = _p_value(mean, (by_seed / (seeds * images), 0.0), seeds, images)
-    p = _p_value(mean, parts, seeds, images)
+    # Without any variance only the number of images speaks.
+    p = _p_value(mean, parts, seeds, images) if sum(parts) else p_images
     return Comparison(mean, mean - half, mean + half, p, p_seeds, p_images, seeds, images, spread)
 
 
@@ -140,7 +144,11 @@ def detectable(spread: Spread, seeds: int, level: float = LEVEL) -> float:
 
 def seeds_needed(spread: Spread, difference: float, level: float = LEVEL) -> int | None:
     if power(spread, MOST_SEEDS, difference, level) < POWER:
-        return None
+        # With all seeds there are, only images bring luck.
+        ever = (
+            power(Spread(0.0, spread.image, 0.0, spread.images), MOST_SEEDS, difference, level) if difference else 0.0
+        )
+        return MOST_SEEDS + 1 if ever >= POWER else None
     low, high = 1, 2  # one seed never suffices
     while power(spread, high, difference, level) < POWER:
         low, high = high, 2 * high

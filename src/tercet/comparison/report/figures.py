@@ -13,6 +13,7 @@ from tercet.evaluation.metrics import CROSS_SHARES
 from tercet.evaluation.statistics import compare_runs
 
 SIDES = {"i2t": "image to text", "t2i": "text to image"}
+LONGEST = 28  # signs of a name in a figure
 MOVES = (1.5, 4.0, 16.0)  # times by which a rank may change
 
 
@@ -27,7 +28,7 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             axes.barh(range(len(names)), means, color=SERIES[0], height=0.7)
             errors = np.abs(reach - np.array(means))
             axes.errorbar(means, range(len(names)), xerr=errors, fmt="none", ecolor=SERIES[1], elinewidth=1.2)
-            axes.set_yticks(range(len(names)), names)
+            axes.set_yticks(range(len(names)), [_label(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_title(_metric_said(which))
@@ -54,7 +55,12 @@ def learning(results: Results, names: Sequence[str]) -> Figure | None:
             values = np.array([[value for _, value in curve[:shortest]] for curve in each])
             colour = SERIES[number % len(SERIES)]
             axes.plot(
-                steps, values.mean(axis=0), color=colour, label=name, marker=_MARKS[number % len(_MARKS)], markersize=3
+                steps,
+                values.mean(axis=0),
+                color=colour,
+                label=_label(name),
+                marker=_MARKS[number % len(_MARKS)],
+                markersize=3,
             )
             if len(values) > 1:
                 axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
@@ -79,9 +85,13 @@ def contributing(results: Results, names: Sequence[str]) -> Figure | None:
                     [[line["cocos"][side]["negatives"] or 0.0 for line in lines[:shortest]] for lines in each]
                 )
                 axes.plot(
-                    *_thinned(steps, values.mean(axis=0)), color=SERIES[number % len(SERIES)], label=name, linewidth=1.2
+                    *_thinned(steps, values.mean(axis=0)),
+                    color=SERIES[number % len(SERIES)],
+                    label=_label(name),
+                    linewidth=1.2,
                 )
             axes.set_yscale("symlog", linthresh=1)
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.set_title(f"contributing negatives a query, {SIDES[side]}")
         axes.set_xlabel("step")
         canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
@@ -105,7 +115,7 @@ def distributions(found: Mapping[str, Similarities]) -> Figure:
         for axes, (name, each) in zip(grid.flat, found.items(), strict=False):
             axes.hist(each.own, bins, color=SERIES[0], alpha=0.75, label="own image")
             axes.hist(each.hardest, bins, color=SERIES[1], alpha=0.6, label="nearest other")
-            axes.set_title(name)
+            axes.set_title(_label(name))
             axes.set_yticks([])
         for axes in list(grid.flat)[len(found) :]:
             axes.set_visible(False)
@@ -131,7 +141,7 @@ def cross_ranks(results: Results, names: Sequence[str]) -> Figure | None:
             shares = np.array([results.mean(name, key) for name in names])
             axes.barh(range(len(names)), shares, left=left, color=SERIES[number], label=label, height=0.75)
             left += shares
-        axes.set_yticks(range(len(names)), names)
+        axes.set_yticks(range(len(names)), [_label(name) for name in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("% of pairs")
@@ -180,7 +190,7 @@ def costs(results: Results, names: Sequence[str]) -> Figure:
         canvas = Canvas(figsize=(WIDTH, len(shown) * (0.55 + 0.19 * len(names))))
         for axes, (title, values) in zip(canvas.subplots(len(shown), squeeze=False)[:, 0], shown.items(), strict=True):
             axes.barh(range(len(names)), values, color=SERIES[2], height=0.7)
-            axes.set_yticks(range(len(names)), names)
+            axes.set_yticks(range(len(names)), [_label(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_title(title)
@@ -220,6 +230,12 @@ def _thinned(steps: np.ndarray, values: np.ndarray, most: int = 40) -> tuple[np.
     several = max(1, len(steps) // most)
     whole = len(steps) // several * several
     return steps[:whole].reshape(-1, several).mean(axis=1), values[:whole].reshape(-1, several).mean(axis=1)
+
+
+def _label(name: str) -> str:
+    """The end of a long name; matplotlib leaves names with a leading underscore out of legends."""
+    shown = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def _metric_said(metric: str) -> str:

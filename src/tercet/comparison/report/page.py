@@ -15,6 +15,7 @@ from tercet.comparison.report.examples import Example, image_examples, text_exam
 from tercet.comparison.report.style import Figure
 from tercet.comparison.split import evaluated_split
 from tercet.comparison.tables import Cell, Table, cost_table, pairs_table
+from tercet.comparison.tuning import Tuned
 
 LINES = 8  # contestants in figures of lines: more cannot be told apart by eye
 COLUMNS = 3  # contestants side by side in examples
@@ -146,11 +147,17 @@ def _tuned(comparison: Comparison) -> str:
     factors = comparison.settings.tune_factors
     rows = []
     for name, tuned in comparison.tuned.items():
-        rates = sorted(tuned.validation)
-        cells = [Cell(f"{rate:g}: {tuned.validation[rate]:.1f}", rate == tuned.chosen) for rate in rates]
-        rows.append((name, cells + [Cell("-")] * (len(factors) - len(cells))))
+        found = {f"{rate / tuned.base:.6g}": rate for rate in tuned.validation}
+        cells = [_tried(tuned, found.get(f"{factor:.6g}")) for factor in sorted(factors)]
+        rows.append((name, cells))
     headings = ("objective", *(f"x {factor:g}" for factor in sorted(factors)))
     return _wide(Table("Learning rates tried and validation at the best epoch; bold: chosen", headings, rows))
+
+
+def _tried(tuned: Tuned, rate: float | None) -> Cell:
+    if rate is None:
+        return Cell("failed")
+    return Cell(f"{rate:g}: {tuned.validation[rate]:.1f}", rate == tuned.chosen)
 
 
 def _figure(figure: Figure) -> str:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 # Colours that can be told apart by colour-blind readers (after Okabe and Ito); on the page each is a variable with a
@@ -34,6 +35,7 @@ def plotting() -> Iterator[Any]:
 
     settings: dict[Any, Any] = {
         "svg.fonttype": "none",
+        "text.parse_math": False,  # a name may hold any sign
         "svg.hashsalt": "tercet",
         "font.family": "sans-serif",
         "font.size": 9.0,
@@ -73,7 +75,7 @@ def _for_page(svg: str, name: str, title: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(title, quote=True)}"', 1)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'href="#', f'href="#{name}-', svg)
