@@ -74,7 +74,7 @@ def _tuned(
     every = [trial for each in asked.values() for trial in each]
     live = Trials(console, len(every))
     _carry_out(every, readies, engine, live)
-    chosen = {}
+    chosen, failures = {}, list(live.failures)
     for name, plan in plans.items():
         finished = {
             trial.settings.learning_rate: live.folders[key_of(trial)]
@@ -82,9 +82,11 @@ def _tuned(
             if key_of(trial) in live.folders
         }
         found = choose(plan, finished)
-        if found is not None:
+        if found is None:
+            failures.append(Failure(name, "none of the runs that were to choose its learning rate finished"))
+        else:
             chosen[name] = found
-    return chosen, live.failures
+    return chosen, failures
 
 
 def _carry_out(plans: Sequence[Plan], readies: Readies, engine: Engine, live: LiveTable) -> None:

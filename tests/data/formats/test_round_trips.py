@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tercet.data.dataset import DataSet, Split
@@ -42,6 +42,7 @@ def test_any_captions_come_back_as_they_were(name, content):
 @pytest.mark.parametrize("name", WRITERS)
 @relaxed
 @given(content=plain_sets())
+@example(content={"train": [("0.jpg", ["\ufeff"])]})  # a caption that looks like a byte order mark
 def test_through_parquet_and_precomp_and_back(name, content):
     with tempfile.TemporaryDirectory() as folder:
         first = open_data(WRITERS[name](content, Path(folder)), format=name)

@@ -62,7 +62,9 @@ def write_texts(stem: Path, split: Split, *, repeated: bool = True) -> tuple[np.
 
 
 def _write_lines(file: Path, lines: list[str]) -> None:
-    with file.open("w", encoding="utf-8", newline="\n") as stream:
+    # A first line that begins with the sign of a byte order mark would lose it to whoever reads: give it one to lose.
+    marked = bool(lines) and lines[0].startswith("\ufeff")
+    with file.open("w", encoding="utf-8-sig" if marked else "utf-8", newline="\n") as stream:
         stream.writelines(f"{line}\n" for line in lines)
 
 
