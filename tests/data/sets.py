@@ -25,7 +25,7 @@ PLAIN: Plain = {
 # Any sign but the ones that end a line or cannot be encoded; not only white space.
 captions = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="\r\n\0"), min_size=1, max_size=30
-).filter(lambda text: text.strip())
+).filter(lambda text: text.strip() and not text.startswith("\ufeff"))  # in front it marks the order of bytes
 names = st.from_regex(r"[a-z0-9_]{1,8}\.(jpg|png)", fullmatch=True)
 
 
