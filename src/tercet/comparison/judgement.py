@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from tercet.comparison.results import Results
-from tercet.evaluation.statistics import LEVEL, Comparison, compare_runs, holm
+from tercet.evaluation.statistics import LEVEL, Compared, compare_runs, holm
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Pair:
 
     first: str
     second: str
-    found: Comparison
+    found: Compared
     corrected: float
     """The p-value, corrected for the number of pairs."""
 
@@ -69,7 +69,7 @@ def _larger_first(order: Sequence[str], pair: tuple[str, str]) -> tuple[str, str
     return first, second
 
 
-def _compared(results: Results, first: str, second: str, metric: str) -> Comparison:
+def _compared(results: Results, first: str, second: str, metric: str) -> Compared:
     """Over the seeds that both have."""
     seeds = results.shared_seeds(first, second)
     return compare_runs(results.by_image(first, seeds, metric), results.by_image(second, seeds, metric))

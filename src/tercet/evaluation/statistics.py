@@ -43,7 +43,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Compared:
     """First minus second, in points of the metric."""
 
     difference: float
@@ -73,7 +73,7 @@ class Comparison:
         return None if self.spread is None else seeds_needed(self.spread, self.difference, level)
 
 
-def compare_runs(first: Differences, second: Differences) -> Comparison:
+def compare_runs(first: Differences, second: Differences) -> Compared:
     """What each image contributed, a row a seed: the same seeds and the same images in both."""
     if first.shape != second.shape or first.ndim != 2:
         raise ValueError(f"expected the same seeds and images, got {first.shape} and {second.shape}")
@@ -85,7 +85,7 @@ def compare_runs(first: Differences, second: Differences) -> Comparison:
     p_images = flip_test(d.mean(axis=0))
     if seeds == 1:
         half = float(np.sqrt(_square_t(LEVEL, images - 1) * d[0].var(ddof=1) / images))
-        return Comparison(mean, mean - half, mean + half, p_images, None, p_images, 1, images, None)
+        return Compared(mean, mean - half, mean + half, p_images, None, p_images, 1, images, None)
     by_seed, by_image, rest = _mean_squares(d)
     # Seeds whose means lie closer than the rest alone would scatter them were lucky: few seeds often are.
     parts = max(by_seed, rest) / (seeds * images), max(0.0, by_image - rest) / (seeds * images)
@@ -94,7 +94,7 @@ def compare_runs(first: Differences, second: Differences) -> Comparison:
     p_seeds = _p_value(mean, (by_seed / (seeds * images), 0.0), seeds, images)
     # Without any variance only the number of images speaks.
     p = _p_value(mean, parts, seeds, images) if sum(parts) else p_images
-    return Comparison(mean, mean - half, mean + half, p, p_seeds, p_images, seeds, images, spread)
+    return Compared(mean, mean - half, mean + half, p, p_seeds, p_images, seeds, images, spread)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
