@@ -136,7 +136,8 @@ def about(name: str, section: Section) -> str:
     settings = line["settings"]
     said = ", ".join(f"{key} {value}" for key, value in settings.get("model_settings", {}).items())
     seconds = median(each["seconds"] for each in every)
-    first = settings.get("first_objective")
+    # A line leaves out what the recipe of its model says.
+    first = settings.get("first_objective", "triplet" if settings["model"] == "vse-infinity" else None)
     warm = (
         f" The first {settings.get('first_epochs', 1)} of {settings['epochs']} parts is trained with {first}."
         if first
