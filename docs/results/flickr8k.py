@@ -101,9 +101,9 @@ HEAD = """# Which objective wins on Flickr8k?
 (ImageNet), so the numbers are not those of detector regions or of encoders that are trained along; they are about
 objectives beside each other. Test, weights chosen on validation, mean ± std (n-1) over seeds.
 
-Seven claims were written down before the runs. Each is tested on rsum over seeds and images together (docs/comparing.md
-says how), two-sided at 5 %, corrected (Holm) within the claim, and gets a verdict: **holds**, **does not hold**, or
-**cannot be told** with these seeds.
+Seven claims were fixed before the runs; how each is tested was written while they ran: on rsum, over seeds and images
+together (docs/comparing.md says how), two-sided at 5 %, corrected (Holm) within the claim. The verdicts are **holds**,
+**does not hold**, or **cannot be told** with these seeds.
 
 1. triplet-sh beats triplet.
 2. triplet-sh beats nt-xent.

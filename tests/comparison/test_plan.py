@@ -45,8 +45,7 @@ def test_an_epoch_of_steps_goes_on_where_the_last_one_ended(tmp_path):
     assert sorted(caption for each in made[:15] for caption in each.captions.tolist()) == list(range(1500))
 
 
-def test_one_caption_an_image_is_paired_singly(tmp_path):
-    (tmp_path / "few.csv").write_text("filepath,title,split\n")
+def test_a_row_may_ask_for_its_own_number_of_captions(tmp_path):
     plans, _ = planned(tmp_path, objectives=("smooth-ap:captions_each=1",))
     assert next(iter(plans.values())).settings.captions_each == 1
 

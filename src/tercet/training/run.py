@@ -77,11 +77,6 @@ def run_mark(settings: TrainSettings, ready: Ready) -> str:
     return _mark(resolve(settings)[2], ready)
 
 
-def find_finished(settings: TrainSettings, ready: Ready) -> Path | None:
-    """The folder of this very run, where it is finished."""
-    return runs.find_run(settings.runs, run_mark(settings, ready))
-
-
 def _mark(identity: dict[str, Any], ready: Ready) -> str:
     return runs.run_hash({name: value for name, value in identity.items() if name not in NOT_HASHED}, ready.checksum)
 
