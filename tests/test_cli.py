@@ -168,6 +168,21 @@ def test_a_damaged_run_folder_is_named(tmp_path):
     assert f"{run}/metrics.jsonl is damaged or missing" in again.stderr
 
 
+def test_ctrl_c_while_a_run_is_started_is_heard(tmp_path):
+    """An exception raised in a hook after a fork is printed and lost: the signal must not be one."""
+    script = (
+        "import os, signal, sys; from tercet.cli import main\n"
+        "os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))\n"
+        "sys.argv[1:] = ['compare', '--epochs', '200']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 130
+    assert "call again to go on" in done.stderr
+    assert "rsum" not in done.stderr
+
+
 def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "tercet.cli", "compare", "--epochs", "200"],

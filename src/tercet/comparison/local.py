@@ -22,6 +22,7 @@ from typing import Any
 
 from tercet.comparison.engine import Watcher
 from tercet.comparison.plan import Plan, Readies
+from tercet.training.interrupt import Interrupt
 from tercet.training.ready import Ready
 from tercet.training.report import Report
 
@@ -51,12 +52,16 @@ class LocalProcesses:
         context = _context(plans, threads)
         waiting, active = deque(plans), list[_Active]()
         try:
-            while waiting or active:
-                while waiting and len(active) < workers:
-                    active.append(self._start(waiting.popleft(), context, threads, active, watcher))
-                _listen(active, watcher)
-                active = [run for run in active if not run.ended]
-                watcher.idle()
+            # Not an exception wherever the signal arrives: those of the hooks that run after a fork are lost.
+            with Interrupt() as interrupt:
+                while waiting or active:
+                    while waiting and len(active) < workers and not interrupt.asked:
+                        active.append(self._start(waiting.popleft(), context, threads, active, watcher))
+                    if interrupt.asked:
+                        raise KeyboardInterrupt
+                    _listen(active, watcher)
+                    active = [run for run in active if not run.ended]
+                    watcher.idle()
         except BaseException:
             _stop(active)
             raise

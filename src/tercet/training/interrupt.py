@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps: the step under way is finished and kept, a second Ctrl-C stops at once."""
+"""Ctrl-C between two steps of any work: the one under way is finished and kept, a second Ctrl-C stops at once."""
 
 import signal
 import threading
