@@ -28,6 +28,7 @@ from tercet.data.text.vocabulary import Vocabulary
 from tercet.data.whole import whole_or_nothing
 from tercet.models import SYSTEMS, build
 from tercet.models.original import original_model
+from tercet.similarity import joined
 
 CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
 TEXTS_AT_ONCE, PICTURES_AT_ONCE = 512, 64
@@ -87,7 +88,7 @@ class Retriever(nn.Module):
             return self._in_parts(lambda part: (self._text_encoder.encode(part), None), texts, self.encode_captions)
         tokens = self._tokens(texts)
         batches = by_length(tokens.lengths(), getattr(self.model, "captions_at_once", TEXTS_AT_ONCE))
-        encoded = torch.cat([self.encode_captions(*self._placed(*tokens.take(batch))) for batch in batches])
+        encoded = _joined([self.encode_captions(*self._placed(*tokens.take(batch))) for batch in batches])
         return encoded[torch.cat(batches).argsort()]
 
     @torch.inference_mode()
@@ -102,7 +103,7 @@ class Retriever(nn.Module):
         parts = [items[start : start + PICTURES_AT_ONCE] for start in range(0, len(items), PICTURES_AT_ONCE)]
         if not parts:
             raise ValueError("there is nothing to embed")
-        return torch.cat([encode(*self._placed(*read(part))) for part in parts])
+        return _joined([encode(*self._placed(*read(part))) for part in parts])
 
     def _seen(self, pictures: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
         opened = [as_rgb(p) if isinstance(p, Image.Image) else open_picture(PictureFile(Path(p))) for p in pictures]
@@ -160,6 +161,11 @@ class Retriever(nn.Module):
         from safetensors.torch import save
 
         return save({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()})
+
+
+def _joined(encoded: list[Tensor]) -> Tensor:
+    """Vectors, or sets of them, which are padded to the longest."""
+    return joined(encoded) if encoded[0].ndim == 3 else torch.cat(encoded)
 
 
 @contextmanager

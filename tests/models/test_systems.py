@@ -63,6 +63,14 @@ SYSTEMS = {
     ),
     "vse-infinity, bigru": ("vse-infinity", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "regions"),
     "vse-infinity, bert": ("vse-infinity", {"image_dim": 256, "joint_dim": 64, "bert": BERT}, "regions"),
+    "scan, t2i": ("scan", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "regions"),
+    "scan, i2t": (
+        "scan",
+        {"image_dim": 256, "joint_dim": 64, "word_dim": 32, "attends": "i2t", "sharpness": 4.0, "weight_norm": True},
+        "regions",
+    ),
+    "bfan, equal": ("bfan", {"image_dim": 256, "joint_dim": 64, "word_dim": 32}, "regions"),
+    "bfan, prob": ("bfan", {"image_dim": 256, "joint_dim": 64, "word_dim": 32, "focus": "prob"}, "regions"),
     "vse-infinity, grid": ("vse-infinity", {"backbone": RESNET, "joint_dim": 64, "word_dim": 32}, "pixels"),
 }
 
@@ -264,8 +272,11 @@ def test_presets_are_the_published_hyper_parameters():
     assert build("vse-infinity-butd-bigru", words=30).regions.linear.weight.shape == (1024, 2048)
     assert build("vsepp-precomp", words=30).words.gru.hidden_size == 1024
     assert build("vsepp-f30k", words=30, image_dim=12).backbone is None
+    scan = build("scan-i2t-coco", words=30, image_dim=6, joint_dim=8).settings
+    assert (scan.attends, scan.sharpness, scan.pooling, scan.pooling_sharpness) == ("i2t", 4.0, "LogSumExp", 20.0)
+    assert build("bfan-prob-f30k", words=30, image_dim=6, joint_dim=8).settings.focus == "prob"
     for system, settings in PRESETS.values():
-        assert system in ("vsepp", "vsrn", "vse-infinity")
+        assert system in ("vsepp", "vsrn", "vse-infinity", "scan", "bfan")
         assert isinstance(settings, dict)
 
 
@@ -388,6 +399,7 @@ def test_backbones_saved_in_half_precision_and_without_a_pooler(tmp_path):
 
 def test_order_similarity_is_its_formula():
     from tercet import similarity
+    from tercet.similarity import ordering
 
     random = np.random.default_rng(0)
     images, captions = (torch.from_numpy(random.random((n, 6))).requires_grad_() for n in (4, 5))
@@ -397,9 +409,9 @@ def test_order_similarity_is_its_formula():
             gap = (captions[j] - images[i]).clamp(min=0)
             assert S[i, j].item() == pytest.approx(-gap.norm().item())
     assert torch.autograd.gradcheck(similarity.order, (images, captions))
-    small = similarity.BLOCK
+    small = ordering.BLOCK
     try:
-        similarity.BLOCK = 40
+        ordering.BLOCK = 40
         torch.testing.assert_close(similarity.order(images, captions), S)
     finally:
-        similarity.BLOCK = small
+        ordering.BLOCK = small

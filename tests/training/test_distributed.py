@@ -14,6 +14,10 @@ ARGUMENTS = ["--data", "scenes:120", "--epochs", "2", "--batch-size", "50", "--p
 CASES = {
     "heads": ["--objective", "nt-xent", "--model-settings", "joint_dim=16"],
     "several captions": ["--objective", "smooth-ap", "--captions-each", "5", "--model-settings", "joint_dim=16"],
+    "scan": [
+        *("--model", "scan", "--features", "regions", "--objective", "triplet-sh", "--positives", "ids"),
+        *("--model-settings", "joint_dim=8", "word_dim=8"),
+    ],
     "vsepp": ["--model", "vsepp", "--objective", "cir/sig-ms", "--model-settings", "joint_dim=16", "word_dim=8"],
 }
 

@@ -7,9 +7,10 @@ their bits, and computed once: `image_groups` and `caption_groups` say which ite
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.contracts import Similarity
@@ -21,6 +22,15 @@ Order = Int[Tensor, " _line"] | None
 ENTRIES = 5_000_000
 HASHED_AT_ONCE = 2048
 LOOKED_AT = 16
+
+
+@runtime_checkable
+class Lines(Protocol):
+    """Encoded items: a tensor, or anything that can be brought into an order and sliced like one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, items: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,8 @@ def tiles_of_embeddings(x: Float[Tensor, "image dim"], y: Float[Tensor, "caption
 
 def tiles_of_blocks(
     similarity: Callable[[Tensor, Tensor], Tensor],
-    images: Shaped[Tensor, "image *rest"],
-    captions: Shaped[Tensor, "caption *other"],
+    images: Lines,
+    captions: Lines,
     *,
     entries: int = 2**16,
 ) -> Tiles:

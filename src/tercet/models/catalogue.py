@@ -6,7 +6,9 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from torch import nn
 
+from tercet.models.bfan import BFAN, BFANSettings
 from tercet.models.heads import Heads, HeadsSettings
+from tercet.models.scan import SCAN, SCANSettings
 from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
 from tercet.models.vsepp import VSEPP, VSEPPSettings
 from tercet.models.vsrn import VSRN, VSRNSettings
@@ -25,8 +27,11 @@ SYSTEMS = {
     "vsepp": System(VSEPPSettings, VSEPP),
     "vsrn": System(VSRNSettings, VSRN),
     "vse-infinity": System(VSEInfinitySettings, VSEInfinity),
+    "scan": System(SCANSettings, SCAN),
+    "bfan": System(BFANSettings, BFAN),
 }
 
+_SCAN_I2T = {"attends": "i2t", "sharpness": 4.0}
 _BERT = {"bert": "bert-base-uncased"}
 # name -> system, settings that the paper names. What the data decides (sizes of vocabularies, features) is left open.
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -47,6 +52,14 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "vse-infinity-butd": ("vse-infinity", {"image_dim": 2048, **_BERT}),
     "vse-infinity-butd-bigru": ("vse-infinity", {"image_dim": 2048}),
     "vse-infinity-grid": ("vse-infinity", {"backbone": "microsoft/resnet-101", **_BERT}),
+    "scan-t2i-f30k": ("scan", {}),
+    "scan-t2i-coco": ("scan", {}),
+    "scan-i2t-f30k": ("scan", _SCAN_I2T | {"pooling_sharpness": 5.0}),
+    "scan-i2t-coco": ("scan", _SCAN_I2T | {"pooling_sharpness": 20.0}),
+    "bfan-f30k": ("bfan", {}),
+    "bfan-coco": ("bfan", {}),
+    "bfan-prob-f30k": ("bfan", {"focus": "prob"}),
+    "bfan-prob-coco": ("bfan", {"focus": "prob"}),
 }
 
 

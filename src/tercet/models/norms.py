@@ -11,6 +11,12 @@ def unit(vectors: Float[Tensor, "item dim"]) -> Float[Tensor, "item dim"]:
     return F.normalize(vectors, dim=-1)
 
 
+def nearly_unit(vectors: Float[Tensor, "*item dim"]) -> Float[Tensor, "*item dim"]:
+    """Divided by the length + 1e-8, as SCAN and VSE-infinity do; zeros stay zeros, with a finite gradient."""
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    return vectors / torch.where(lengths > 0, lengths + 1e-8, 1)
+
+
 def across_regions(regions: Float[Tensor, "image region dim"]) -> Float[Tensor, "image region dim"]:
     """Each channel of length 1 across the regions of an image: the axis that VSRN's program normalises.
 

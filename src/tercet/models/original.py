@@ -71,6 +71,16 @@ _VSE_INFINITY: list[Renames] = [
     ],
 ]
 
+# SCAN and BFAN: a variant of SCAN keeps the direction and the length of its projection apart.
+_PART_SETS: list[Renames] = [
+    [
+        (r"fc\.weight_g$", "regions.linear.parametrizations.weight.original0"),
+        (r"fc\.weight_v$", "regions.linear.parametrizations.weight.original1"),
+        (r"fc\.", "regions.linear."),
+    ],
+    [(old, f"captions.{new}") for old, new in _WORDS],
+]
+
 
 class Original(NamedTuple):
     renames: list[Renames]
@@ -133,6 +143,38 @@ def _vse_infinity_settings(states: States, options: dict[str, Any]) -> dict[str,
     }
 
 
+def _scan_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
+    image, text = states[:2]
+    attends = str(options.get("cross_attn", "t2i"))
+    return _part_set_settings(states, options) | {
+        "attends": attends,
+        "sharpness": float(options.get("lambda_softmax", 9.0 if attends == "t2i" else 4.0)),
+        "norm": str(options.get("raw_feature_norm", "clipped_l2norm")),
+        "pooling": str(options.get("agg_func", "LogSumExp")),
+        "pooling_sharpness": float(options.get("lambda_lse", 6.0)),
+        "both_directions": "rnn.weight_hh_l0_reverse" in text,
+        "weight_norm": "fc.weight_v" in image,
+    }
+
+
+def _bfan_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
+    return _part_set_settings(states, options) | {
+        "focus": str(options.get("focal_type", "equal")),
+        "sharpness": float(options.get("lambda_softmax", 20.0)),
+    }
+
+
+def _part_set_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
+    image, text = states[:2]
+    projection = image["fc.weight_v"] if "fc.weight_v" in image else image["fc.weight"]
+    return {
+        "image_dim": projection.shape[1],
+        **_gru_settings(text),
+        "image_norm": not options.get("no_imgnorm", False),
+        "text_norm": not options.get("no_txtnorm", False),
+    }
+
+
 def _gru_settings(text: dict[str, Tensor]) -> dict[str, Any]:
     words, word_dim = text["embed.weight"].shape
     layers = sum(re.fullmatch(r"rnn\.weight_hh_l\d+", key) is not None for key in text)
@@ -158,6 +200,8 @@ ORIGINALS = {
     "vsepp": Original(_VSEPP, _vsepp_settings),
     "vsrn": Original(_VSRN, _vsrn_settings),
     "vse-infinity": Original(_VSE_INFINITY, _vse_infinity_settings),
+    "scan": Original(_PART_SETS, _scan_settings),
+    "bfan": Original(_PART_SETS, _bfan_settings),
 }
 
 

@@ -10,7 +10,7 @@ from tercet import similarity
 from tercet.contracts import Similarity
 from tercet.models.backbone import Backbone, config_of, pretrained
 from tercet.models.gpo import GPO
-from tercet.models.norms import check_lengths, check_regions, full_lengths, real_parts
+from tercet.models.norms import check_lengths, check_regions, full_lengths, nearly_unit, real_parts
 from tercet.models.words import WordGRU
 
 
@@ -151,8 +151,3 @@ class BertWords(nn.Module):
         real = real_parts(lengths, token_ids.shape[1])
         states = self.bert(input_ids=token_ids, attention_mask=real.long()).last_hidden_state
         return self.pool(self.linear(states), lengths)
-
-
-def nearly_unit(vectors: Float[Tensor, "item dim"]) -> Float[Tensor, "item dim"]:
-    """Divided by the length + 1e-8, as published."""
-    return vectors / (vectors.norm(dim=1, keepdim=True) + 1e-8)

@@ -44,6 +44,12 @@ def everyones(
     return _gathered(images, image_counts), _gathered(captions, caption_counts), ids
 
 
+def rows_of_all(local: Tensor) -> Tensor:
+    """Of all ranks in rank order, with their gradient; numbers that are not learned come without one."""
+    counts = _counts(local)
+    return _gathered(local, counts) if local.is_floating_point() else _concatenated(local, counts)
+
+
 def _counts(local: Tensor) -> list[int]:
     mine = torch.tensor([len(local)], device=local.device)
     counts = mine.new_empty(dist.get_world_size())

@@ -11,9 +11,12 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from tercet.contracts import Batch
+from tercet.objectives.distributed import rows_of_all
 
 
 def world() -> tuple[int, int]:
@@ -73,6 +76,15 @@ def average_gradients(model: nn.Module) -> None:
     flat /= dist.get_world_size()
     for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
+
+
+def everyones(local: Shaped[Tensor, "item *rest"]) -> Shaped[Tensor, "everyones_item *longest"]:
+    """Rows of all processes, with an exact gradient; sets of parts are padded to the longest of all."""
+    if local.ndim == 3:
+        longest = torch.tensor(local.shape[1], device=local.device)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        local = F.pad(local, (0, 0, 0, int(longest) - local.shape[1]))
+    return rows_of_all(local)
 
 
 def wait_for_all() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tercet.data.meetings import step_seed
+from tercet.similarity import joined
 from tercet.training.randomness import reseed
 
 Encode = Callable[[Tensor, Tensor | None], Tensor]
@@ -23,7 +24,8 @@ class Cached:
         parts = items.split(at_once)
         self.parts = list(zip(parts, [None] * len(parts) if lengths is None else lengths.split(at_once), strict=True))
         with torch.no_grad():
-            encoded = torch.cat([self._encoded(number) for number in range(len(self.parts))])
+            found = [self._encoded(number) for number in range(len(self.parts))]
+        encoded = joined(found) if found[0].ndim == 3 else torch.cat(found)
         self.embedded = encoded.requires_grad_()
 
     def backward(self) -> None:
@@ -35,7 +37,8 @@ class Cached:
         for number, (items, _) in enumerate(self.parts):
             encoded = self._encoded(number)
             if encoded.requires_grad:  # not where this side is frozen
-                encoded.backward(gradient[start : start + len(items)])
+                share = gradient[start : start + len(items)]
+                encoded.backward(share[:, : encoded.shape[1]])  # sets of parts were padded to the longest of the batch
             start += len(items)
 
     def _encoded(self, number: int) -> Tensor:

@@ -35,6 +35,10 @@ _VSE_INFINITY = _LINEAGE | {
     "drop_regions": 0.2,
     "drop_words": 0.2,
 }
+_ATTENTION_F30K = _LINEAGE
+_ATTENTION_COCO = _LINEAGE | {"epochs": 20, "learning_rate": 5e-4, "decay_epochs": (10,)}
+_BFAN_F30K = _ATTENTION_F30K | {"epochs": 15, "decay_epochs": ()}
+_BFAN_COCO = _ATTENTION_COCO | {"decay_epochs": (15,)}
 _BERT_RATE = {"captions.bert": 0.1}
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -42,6 +46,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "vsepp": _LINEAGE | {"positives": "ids"},
     "vsrn": _LINEAGE | {"positives": "ids"},
     "vse-infinity": _VSE_INFINITY | {"positives": "ids", "weight_decay": 1e-2},
+    "scan": _LINEAGE | {"positives": "ids"},
+    "bfan": _LINEAGE | {"positives": "ids"},
     "vsepp-f30k": _LINEAGE | {"crop": "area"},
     "vsepp-coco": _LINEAGE | {"crop": "area"},
     "vsepp-f30k-finetuned": _LINEAGE | {"crop": "area", "epochs": 15, "learning_rate": 2e-5, "decay_epochs": ()},
@@ -61,4 +67,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "vse-infinity-grid": _VSE_INFINITY
     | {"part_rates": _BERT_RATE | {"backbone": 0.01}, "thaw_epoch": 1, "ramp_epoch": 1, "crop": "sides"}
     | {"picture_side": 512, "warp": True},
+    "scan-t2i-f30k": _ATTENTION_F30K,
+    "scan-i2t-f30k": _ATTENTION_F30K,
+    "scan-t2i-coco": _ATTENTION_COCO,
+    "scan-i2t-coco": _ATTENTION_COCO,
+    "bfan-f30k": _BFAN_F30K,
+    "bfan-prob-f30k": _BFAN_F30K,
+    "bfan-coco": _BFAN_COCO,
+    "bfan-prob-coco": _BFAN_COCO,
 }

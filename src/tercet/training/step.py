@@ -68,9 +68,14 @@ class Step:
         """Whose backward delivers the pair gradient. Dot products may be streamed and gathered from all processes."""
         if self.model.dot_product and batch.ignored is None and batch.also_positive is None:
             return objective(images, captions, image_ids=batch.image_ids, caption_ids=batch.caption_ids)
-        if distributed.world()[1] > 1:
-            raise ValueError("several processes: the model must be one of dot products, and no pair ignored")
-        return objective.on_similarity(self.model.similarity(images, captions), batch.positives(), batch.ignored)
+        if distributed.world()[1] == 1:
+            return objective.on_similarity(self.model.similarity(images, captions), batch.positives(), batch.ignored)
+        if batch.ignored is not None or batch.also_positive is not None:
+            raise ValueError("several processes: no pair may be ignored, nor be a positive although its ids differ")
+        # Each process compares its own images with everyone's captions; the rows together are S.
+        similarity = distributed.everyones(self.model.similarity(images, distributed.everyones(captions)))
+        everyones_ids = [distributed.everyones(ids) for ids in (batch.image_ids, batch.caption_ids)]
+        return objective.on_similarity(similarity, everyones_ids[0][:, None] == everyones_ids[1][None, :])
 
     def _cached(self, objective: RowObjective, batch: Batch, seed: int, factor: float) -> Outcome:
         assert self.settings.grad_cache is not None

@@ -13,12 +13,16 @@ from tercet.data.pairs import PairedData, Source
 from tercet.data.pixels import Pixels
 from tercet.data.text.tokens import Tokens
 from tercet.evaluation import Evaluation, Tiles, evaluate, evaluate_tiles, tiles_of_blocks, tiles_of_embeddings
+from tercet.similarity import Ragged
 
 PIXELS_AT_ONCE, AT_ONCE = 64, 512
 
+Encoded = Tensor | Ragged
+"""Vectors, or sets of them where regions and words are compared one by one."""
+
 
 @torch.inference_mode()
-def encoded(model: Any, data: PairedData) -> tuple[Tensor, Tensor]:
+def encoded(model: Any, data: PairedData) -> tuple[Encoded, Encoded]:
     """Images and captions, in float32 (or the model's float64), in evaluation mode whatever mode the model is in."""
     mode = model.training
     model.eval()
@@ -28,9 +32,9 @@ def encoded(model: Any, data: PairedData) -> tuple[Tensor, Tensor]:
         model.train(mode)
 
 
-def tiles_of(model: Any, images: Tensor, captions: Tensor) -> Tiles:
+def tiles_of(model: Any, images: Encoded, captions: Encoded) -> Tiles:
     """Dot products where they are the model's similarity; else the model compares, block by block."""
-    if model.dot_product:
+    if isinstance(images, Tensor) and isinstance(captions, Tensor) and model.dot_product:
         return tiles_of_embeddings(images, captions)
     return tiles_of_blocks(model.similarity, images, captions)
 
@@ -57,7 +61,7 @@ def selected(metrics: Mapping[str, float], by: str) -> float:
     return sum(metrics[name] for name in by.split("+"))
 
 
-def _side(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
+def _side(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Encoded:
     """Captions of one length together, so that little is padded."""
     weights = next(model.parameters())
     at_once = PIXELS_AT_ONCE if isinstance(source, Pixels) else AT_ONCE
@@ -70,4 +74,5 @@ def _side(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor | N
         items, real = source.take(part)
         items = items.to(weights.device, weights.dtype) if items.is_floating_point() else items.to(weights.device)
         found.append(encode(items, None if real is None else real.to(weights.device)).cpu())
-    return torch.cat(found)[torch.cat(parts).argsort()]
+    order = torch.cat(parts).argsort()
+    return Ragged.of(found)[order] if found[0].ndim == 3 else torch.cat(found)[order]

@@ -13,7 +13,7 @@ from tercet.comparison.plan import Readies
 from tercet.comparison.results import Results
 from tercet.data.pairs import PairedData
 from tercet.retriever import load
-from tercet.training.validation import encoded
+from tercet.training.validation import Encoded, encoded
 
 IMAGES_AT_ONCE = 256
 
@@ -24,21 +24,21 @@ class Embedded:
 
     name: str
     model: Any
-    images: Tensor
-    captions: Tensor
+    images: Encoded
+    captions: Encoded
     owners: Int[Tensor, " caption"]
 
     def captions_for(self, image: int) -> Float[np.ndarray, " caption"]:
-        return self._similarity(self.images[image : image + 1], self.captions)[0]
+        return self._similarity(self.images[image : image + 1], self.captions[:])[0]
 
     def images_for(self, caption: int) -> Float[np.ndarray, " image"]:
-        return self._similarity(self.images, self.captions[caption : caption + 1])[:, 0]
+        return self._similarity(self.images[:], self.captions[caption : caption + 1])[:, 0]
 
     def blocks(self) -> Iterator[tuple[slice, Float[np.ndarray, "image caption"]]]:
         """S, some images at a time: it is never held whole."""
         for start in range(0, len(self.images), IMAGES_AT_ONCE):
             block = slice(start, start + IMAGES_AT_ONCE)
-            yield block, self._similarity(self.images[block], self.captions)
+            yield block, self._similarity(self.images[block], self.captions[:])
 
     @torch.inference_mode()
     def _similarity(self, images: Tensor, captions: Tensor) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Embeddings -> S, larger is closer. Pure."""
+"""Order similarity (Vendrov et al., ICLR 2016), an option of VSE++."""
 
 import torch
 from jaxtyping import Float
@@ -8,11 +8,6 @@ from tercet.contracts import Similarity
 
 # How many numbers the widened difference of images and captions may hold at once.
 BLOCK = 1 << 24
-
-
-def dot_products(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Similarity:
-    """Cosines, where both have length 1."""
-    return images @ captions.T
 
 
 def order(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Similarity:

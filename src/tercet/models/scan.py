@@ -1,0 +1,85 @@
+"""SCAN (Lee et al., ECCV 2018): words attend to regions, or regions to words."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tercet.contracts import Similarity
+from tercet.models.part_sets import RegionSet, WordSet
+from tercet.similarity import CrossAttention, by_blocks
+from tercet.similarity.cross_attention import Norm, Pooling
+
+
+@dataclass(frozen=True)
+class SCANSettings:
+    words: int
+    """Size of the vocabulary."""
+    image_dim: int
+    """Channels of a region."""
+    attends: Literal["t2i", "i2t"] = "t2i"
+    """t2i: every word looks for its regions. i2t: every region looks for its words."""
+    sharpness: float = 9.0
+    """Inverse temperature of the attention; published are 9 for t2i, 4 for i2t."""
+    norm: Norm = "clipped_l2norm"
+    """How raw products of regions and words are brought to one scale before the attention."""
+    pooling: Pooling = "LogSumExp"
+    """How the cosines of the parts that look become one similarity."""
+    pooling_sharpness: float = 6.0
+    """Of LogSumExp; published are 6 for t2i, 5 (Flickr30K) and 20 (COCO) for i2t."""
+    joint_dim: int = 1024
+    word_dim: int = 300
+    layers: int = 1
+    both_directions: bool = True
+    image_norm: bool = True
+    text_norm: bool = True
+    weight_norm: bool = False
+    """The projection of regions is a direction and a length."""
+
+
+class SCAN(nn.Module):
+    dot_product = False
+
+    def __init__(self, settings: SCANSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.regions = RegionSet(
+            settings.image_dim, settings.joint_dim, norm=settings.image_norm, weight_normed=settings.weight_norm
+        )
+        self.captions = WordSet(
+            settings.words,
+            settings.word_dim,
+            settings.joint_dim,
+            settings.layers,
+            both_directions=settings.both_directions,
+            norm=settings.text_norm,
+        )
+        self._attention = CrossAttention(
+            settings.sharpness,
+            settings.norm,
+            pooling=settings.pooling,
+            pooling_sharpness=settings.pooling_sharpness,
+        )
+
+    def encode_images(
+        self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
+    ) -> Float[Tensor, "image longest joint"]:
+        """Every region; zeros where padded."""
+        return self.regions(images, lengths)
+
+    def encode_captions(
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+    ) -> Float[Tensor, "caption longest joint"]:
+        """Every word; zeros where padded."""
+        return self.captions(token_ids, lengths)
+
+    def similarity(
+        self,
+        encoded_images: Float[Tensor, "image region joint"],
+        encoded_captions: Float[Tensor, "caption word joint"],
+    ) -> Similarity:
+        attend = self._attention
+        if self.settings.attends == "t2i":
+            return by_blocks(attend, encoded_images, encoded_captions)
+        return by_blocks(lambda images, captions: attend(captions, images).T, encoded_images, encoded_captions)

@@ -1,0 +1,46 @@
+"""Sets of parts: the regions of images and the words of captions, as one padded tensor.
+
+A row of zeros is padding, and what is real is never all zeros: `padded_with_zeros` sees to both. So an encoded set is
+a plain tensor that can be sliced, joined and sent anywhere, and nothing has to carry its lengths beside it.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+# Too small to be seen in any product, too large to be 0.
+SPECK = 1e-30
+
+
+class Parts(NamedTuple):
+    vectors: Float[Tensor, "item part dim"]
+    """Zeros where padded."""
+    real: Bool[Tensor, "item part"]
+
+    @classmethod
+    def of(cls, encoded: Float[Tensor, "item part dim"]) -> "Parts":
+        return cls(encoded, encoded.detach().ne(0).any(dim=2))
+
+    def trimmed(self) -> "Parts":
+        """Without what is padding in every item; one part is left where all of them are empty."""
+        used = self.real.any(dim=0).nonzero()
+        longest = int(used[-1].item()) + 1 if len(used) else 1
+        return Parts(self.vectors[:, :longest], self.real[:, :longest])
+
+
+def padded_with_zeros(
+    vectors: Float[Tensor, "item part dim"], real: Bool[Tensor, "item part"]
+) -> Float[Tensor, "item part dim"]:
+    """Zeros where padded; a speck in what is real and all zeros, such as a region without features."""
+    empty = real & ~vectors.detach().ne(0).any(dim=2)
+    specks = F.pad(empty[..., None].to(vectors.dtype) * SPECK, (0, vectors.shape[2] - 1))
+    return torch.where(real[..., None], vectors + specks, 0)
+
+
+def joined(sets: list[Float[Tensor, "_ _ dim"]]) -> Float[Tensor, "item part dim"]:
+    """One after the other, padded to the longest."""
+    longest = max(each.shape[1] for each in sets)
+    return torch.cat([F.pad(each, (0, 0, 0, longest - each.shape[1])) for each in sets])
