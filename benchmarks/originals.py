@@ -1,11 +1,15 @@
 """The encoders as the original programs formulate them, on the weights of our models, so that outputs are equal.
 
 Written from their published descriptions: batches sorted by caption length and packed, regions in convolutions of
-width 1, GPO on every row of a batch with a sort along the region axis, one image for every caption in evaluation.
+width 1, GPO on every row of a batch with a sort along the region axis, one image for every caption in evaluation;
+cross attention one caption at a time, against all images.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tercet.models.gpo import LEAST, TEMPERATURE, position_codes
@@ -119,3 +123,72 @@ def evaluated_captions(system, model, token_ids, lengths):
 def sorted_batches(lengths, batch_size=128):
     for batch in torch.arange(len(lengths)).split(batch_size):
         yield batch[lengths[batch].argsort(descending=True)]
+
+
+def scan_similarity(
+    images: Tensor, captions: Tensor, lengths: list[int], attends: str, sharpness: float, pooling_sharpness: float
+) -> Tensor:
+    """S with LogSumExp over words (t2i) or regions (i2t)."""
+
+    def column(regions: Tensor, words: Tensor) -> Tensor:
+        queries, contexts = (words, regions) if attends == "t2i" else (regions, words)
+        found = cosine(queries, attended(queries, contexts, sharpness))
+        return (found * pooling_sharpness).exp().sum(dim=1).log() / pooling_sharpness
+
+    return caption_by_caption(column, images, captions, lengths)
+
+
+def bfan_similarity(images: Tensor, captions: Tensor, lengths: list[int], focus: str, sharpness: float) -> Tensor:
+    """S: the mean cosine of words plus that of regions, each with the relevant parts of the other alone."""
+
+    def column(regions: Tensor, words: Tensor) -> Tensor:
+        for_words = cosine(words, attended(words, regions, sharpness, focus)).mean(dim=1)
+        return for_words + cosine(regions, attended(regions, words, sharpness, focus)).mean(dim=1)
+
+    return caption_by_caption(column, images, captions, lengths)
+
+
+def caption_by_caption(
+    column: Callable[[Tensor, Tensor], Tensor], images: Tensor, captions: Tensor, lengths: list[int]
+) -> Tensor:
+    """Each caption at its true length. It is expanded over the images and not copied for each, a favour to the loop."""
+    columns = []
+    for caption, length in enumerate(lengths):
+        columns.append(column(images, captions[caption, :length].expand(len(images), -1, -1)))
+    return torch.stack(columns, dim=1)
+
+
+def attended(queries: Tensor, contexts: Tensor, sharpness: float, focus: str | None = None) -> Tensor:
+    """For every query the mix of its context that it attends to, as a vector."""
+    products = torch.bmm(contexts, queries.transpose(1, 2))
+    scaled = nearly_unit(F.leaky_relu(products, 0.1)).transpose(1, 2).contiguous()  # unit length along the queries
+    weights = F.softmax(sharpness * scaled, dim=2)
+    if focus is not None:
+        weights = focused(weights, focus)
+    return torch.bmm(weights, contexts)
+
+
+def focused(weights: Tensor, focus: str) -> Tensor:
+    """Without what is not above the mean (equal) or above a weighted mean (prob), made to add up to 1 again."""
+    if focus == "equal":
+        above = weights.size(2) * weights - weights.sum(dim=2, keepdim=True)
+    else:
+        other = weights.unsqueeze(2)
+        above = ((weights.unsqueeze(3) - other) * other.sqrt()).sum(dim=3)
+    kept = torch.where(above > 0, weights, torch.zeros_like(weights))
+    return kept / kept.sum(dim=2, keepdim=True)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(dim=2) / (a.norm(dim=2) * b.norm(dim=2)).clamp(min=1e-8)
+
+
+def in_shards(similarity: Callable[..., Tensor], images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
+    """S of a whole split, 128 images x 128 captions at a time."""
+    S = torch.zeros(len(images), len(captions))
+    for i in range(0, len(images), 128):
+        for j in range(0, len(captions), 128):
+            longest = max(lengths[j : j + 128])
+            shard = captions[j : j + 128, :longest], lengths[j : j + 128]
+            S[i : i + 128, j : j + 128] = similarity(images[i : i + 128], *shard)
+    return S

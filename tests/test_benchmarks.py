@@ -59,3 +59,22 @@ def test_the_original_encoders_give_what_ours_give(system):
     for encode, ours in zip(ORIGINALS[system], (model.encode_images, model.encode_captions), strict=True):
         given = (images, full) if ours == model.encode_images else (token_ids, lengths)
         torch.testing.assert_close(encode(model, *given), ours(*given), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", ["SCAN t2i", "SCAN i2t", "BFAN equal", "BFAN prob"])
+def test_the_original_loop_over_captions_gives_what_our_attention_gives(row):
+    import attention as bench
+
+    sets = bench.Sets.drawn(4, 5, 8, torch.float64)
+    expected, found = (bench.step(compare, sets) for compare in bench.contestants(row, 8).values())
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_the_benchmark_of_attention_runs(tmp_path, monkeypatch):
+    import attention as bench
+
+    monkeypatch.setattr(bench, "LARGER", ())  # each is another process
+    sizes = ["--dims", "8", "--images", "3", "4", "--captions", "4", "7", "--repeats", "1"]
+    bench.main([*sizes, "--rows", "BFAN equal", "--out", str(tmp_path)])
+    (result,) = tmp_path.iterdir()
+    assert result.read_text().count("| BFAN equal | 8 |") == 2  # times and memory

@@ -22,11 +22,13 @@ from tercet.data.lines import no_caption, read_json
 from tercet.data.meetings import by_length
 from tercet.data.pictures import PictureFile, as_rgb, open_picture
 from tercet.data.pixels import PixelSettings
+from tercet.data.pretrained_pixels import warped_pixels
 from tercet.data.text.authors import import_vocabulary
 from tercet.data.text.tokens import Tokens, pretrained_tokenizer, pretrained_tokens_of, tokens_of
 from tercet.data.text.vocabulary import Vocabulary
 from tercet.data.whole import whole_or_nothing
 from tercet.models import SYSTEMS, build
+from tercet.models.backbone import text_places
 from tercet.models.original import original_model
 from tercet.similarity import joined
 
@@ -122,12 +124,13 @@ class Retriever(nn.Module):
             return tokens_of(texts, self.reading.vocabulary)
         if self.reading.tokenizer is None:
             raise ValueError(f"this {self.system} model came without its vocabulary: give it when importing")
-        return pretrained_tokens_of(texts, self.reading.tokenizer, longest=self._longest())
+        return pretrained_tokens_of(texts, self.reading.tokenizer, longest=self.longest)
 
-    def _longest(self) -> int | None:
+    @property
+    def longest(self) -> int | None:
         """As many tokens as its text model has places for; longer texts are cut."""
-        bert = getattr(self.model.settings, "bert", None)
-        return bert.get("max_position_embeddings", 512) if isinstance(bert, dict) else None
+        text = _text_model(self.system, self.model.settings)
+        return None if text is None else text_places(text)
 
     def _placed(self, items: Tensor, lengths: Int[Tensor, " item"] | None) -> tuple[Tensor, Tensor | None]:
         """On the model's device."""
@@ -204,7 +207,7 @@ def _built(folder: Path, content: Any) -> tuple[Any, Reading]:
     settings, reading = content["settings"], dict(content["reading"])
     if content["system"] not in SYSTEMS:
         raise ValueError(f"no system {content['system']!r}")
-    for part in ("backbone", "bert"):
+    for part in ("backbone", "bert", "vision", "text", "clip"):
         if not isinstance(settings.get(part), (dict, type(None))):
             raise ValueError(f"{part} must be a configuration; a saved model names no other")
     model: Any = build(content["system"], **settings)
@@ -234,6 +237,12 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor], place: Path) -> 
     model.load_state_dict(weights)
 
 
+def _text_model(system: str, settings: Any) -> dict[str, Any] | None:
+    """The configuration of a built system's text model; None where it reads words."""
+    text = SYSTEMS[system].text
+    return None if text is None else getattr(settings, text)
+
+
 def load_original(
     system: str, path: str | Path, *, vocabulary: Path | None = None, tokenizer: str | None = None, **settings: Any
 ) -> Retriever:
@@ -248,7 +257,9 @@ def load_original(
         words = Vocabulary((*words.words, "<mask>"))  # added by their program when it starts
     if words is not None and wanted != len(words):
         raise ValueError(f"{vocabulary} has {len(words)} words, the model in {path} has {wanted}")
-    if tokenizer is not None and getattr(model.settings, "bert", None) is None:
+    if tokenizer is not None and _text_model(system, model.settings) is None:
         raise ValueError(f"a tokenizer is for BERT; {system} reads words: give its vocabulary")
     pixels = PixelSettings() if getattr(model, "backbone", None) is not None else None
+    if system == "xvlm":
+        pixels = warped_pixels(model.vision.model.config.image_size)
     return Retriever(system, model, Reading(vocabulary=words, tokenizer=tokenizer, pixels=pixels)).eval()

@@ -128,7 +128,8 @@ def write_ranks(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np.ndarray]) -> Path:
     """A folder named by what was evaluated, replaced where the same was evaluated before."""
-    asked = {name: content[name] for name in ("protocol", "ties", "models", "weights", "data", "split", "checksums")}
+    named = ("protocol", "ties", "rerank", "models", "weights", "data", "split", "checksums")
+    asked = {name: content[name] for name in named}
     name = "+".join(content["models"])[:120]
     folder = root / f"{name}_{content['data']}_{content['split']}_{content['protocol']}_{run_hash(asked, '')}"
     make_root(folder)

@@ -257,9 +257,9 @@ CASES: dict[str, tuple[str, float, Callable[[], Iterator[Row]]]] = {
 
 def all_cases():
     """With those of the systems that have a file of their own."""
-    from tests.models import parity_attention
+    from tests.models import parity_attention, parity_xvlm
 
-    return CASES | parity_attention.CASES
+    return CASES | parity_attention.CASES | parity_xvlm.CASES
 
 
 def table() -> str:

@@ -2,19 +2,24 @@
 
 from tercet.models.bfan import BFAN, BFANSettings
 from tercet.models.catalogue import SYSTEMS, build, preset
+from tercet.models.clip import CLIP, CLIPSettings
 from tercet.models.heads import Heads, HeadsSettings
 from tercet.models.scan import SCAN, SCANSettings
 from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
 from tercet.models.vsepp import VSEPP, VSEPPSettings
 from tercet.models.vsrn import VSRN, VSRNSettings
+from tercet.models.xvlm import XVLM, XVLMSettings
 
 __all__ = [
     "BFAN",
+    "CLIP",
     "SCAN",
     "SYSTEMS",
     "VSEPP",
     "VSRN",
+    "XVLM",
     "BFANSettings",
+    "CLIPSettings",
     "Heads",
     "HeadsSettings",
     "SCANSettings",
@@ -22,6 +27,7 @@ __all__ = [
     "VSEInfinitySettings",
     "VSEPPSettings",
     "VSRNSettings",
+    "XVLMSettings",
     "build",
     "preset",
 ]

@@ -68,6 +68,31 @@ def config_of(model: Any) -> dict[str, Any]:
     return model.config.to_diff_dict() | {"model_type": model.config.model_type}
 
 
+def image_side(config: dict[str, Any] | str) -> int:
+    """Pixels of a side of the squares that it sees."""
+    return int(_config(config).image_size)
+
+
+def text_places(config: dict[str, Any] | str) -> int:
+    """Of a caption's tokens, in the text model or in the text side of a dual encoder."""
+    found = _config(config)
+    return int(getattr(getattr(found, "text_config", found), "max_position_embeddings", 512))
+
+
+def _config(config: dict[str, Any] | str) -> Any:
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise ValueError("backbones need transformers: pip install 'tercet[hf]'") from error
+    if isinstance(config, dict):
+        settings = dict(config)
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    try:
+        return AutoConfig.from_pretrained(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"no model {config!r}, neither on this machine nor on the hub: {error}") from error
+
+
 def _cells(state: Tensor) -> Float[Tensor, "image region dim"]:
     """The map of a CNN row by row; patches of a transformer as they are."""
     return state.flatten(2).mT if state.ndim == 4 else state
@@ -76,12 +101,11 @@ def _cells(state: Tensor) -> Float[Tensor, "image region dim"]:
 def pretrained(config: dict[str, Any] | str) -> Any:
     """A model of Hugging Face: by name or path with its weights, or from a configuration with random ones."""
     try:
-        from transformers import AutoConfig, AutoModel
+        from transformers import AutoModel
     except ImportError as error:
         raise ValueError("backbones need transformers: pip install 'tercet[hf]'") from error
     if isinstance(config, dict):
-        settings = dict(config)
-        return AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+        return AutoModel.from_config(_config(config))
     try:
         # Never code that comes with a model; and float32, whatever it was saved in.
         model, report = AutoModel.from_pretrained(config, trust_remote_code=False, output_loading_info=True)

@@ -7,11 +7,13 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from torch import nn
 
 from tercet.models.bfan import BFAN, BFANSettings
+from tercet.models.clip import CLIP, CLIPSettings
 from tercet.models.heads import Heads, HeadsSettings
 from tercet.models.scan import SCAN, SCANSettings
 from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
 from tercet.models.vsepp import VSEPP, VSEPPSettings
 from tercet.models.vsrn import VSRN, VSRNSettings
+from tercet.models.xvlm import XVLM, XVLMSettings
 
 SIZES = ("words", "layers", "caption_length")
 LARGEST = 10_000_000
@@ -20,18 +22,46 @@ LARGEST = 10_000_000
 class System(NamedTuple):
     settings: type
     model: type[nn.Module]
+    vision: str | None = None
+    """The setting that names its vision model, where it can see pixels."""
+    text: str | None = None
+    """The setting that names its text model, where it can have one."""
 
 
 SYSTEMS = {
     "heads": System(HeadsSettings, Heads),
-    "vsepp": System(VSEPPSettings, VSEPP),
+    "vsepp": System(VSEPPSettings, VSEPP, "backbone"),
     "vsrn": System(VSRNSettings, VSRN),
-    "vse-infinity": System(VSEInfinitySettings, VSEInfinity),
+    "vse-infinity": System(VSEInfinitySettings, VSEInfinity, "backbone", "bert"),
     "scan": System(SCANSettings, SCAN),
     "bfan": System(BFANSettings, BFAN),
+    "xvlm": System(XVLMSettings, XVLM, "vision", "text"),
+    "clip": System(CLIPSettings, CLIP, "clip", "clip"),
 }
 
 _SCAN_I2T = {"attends": "i2t", "sharpness": 4.0}
+_XVLM = {"vision": "microsoft/swin-base-patch4-window12-384", "text": "bert-base-uncased"}
+# Small enough to learn `scenes` on a processor; it reads words of a vocabulary.
+_XVLM_TINY = {
+    "vision": {
+        "model_type": "swin",
+        "image_size": 64,
+        "embed_dim": 24,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 8,
+    },
+    "text": {
+        "model_type": "bert",
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "max_position_embeddings": 64,
+    },
+    "fusion_layer": 2,
+    "joint_dim": 64,
+}
 _BERT = {"bert": "bert-base-uncased"}
 # name -> system, settings that the paper names. What the data decides (sizes of vocabularies, features) is left open.
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,6 +90,11 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "bfan-coco": ("bfan", {}),
     "bfan-prob-f30k": ("bfan", {"focus": "prob"}),
     "bfan-prob-coco": ("bfan", {"focus": "prob"}),
+    "xvlm-f30k": ("xvlm", _XVLM),
+    "xvlm-coco": ("xvlm", _XVLM),
+    "xvlm-tiny": ("xvlm", _XVLM_TINY),
+    "clip-b32": ("clip", {"clip": "openai/clip-vit-base-patch32"}),
+    "siglip-b16": ("clip", {"clip": "google/siglip-base-patch16-224"}),
 }
 
 

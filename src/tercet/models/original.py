@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from tercet.models.catalogue import build
 from tercet.models.checkpoint import read_checkpoint
+from tercet.models.xvlm_import import RENAMES as _XVLM
+from tercet.models.xvlm_import import converted, settings_of_states
 
 States = list[dict[str, Tensor]]
 # Pattern of an authors' key -> ours; None for what is known and not needed.
@@ -85,6 +87,8 @@ _PART_SETS: list[Renames] = [
 class Original(NamedTuple):
     renames: list[Renames]
     settings: Callable[[States, dict[str, Any]], dict[str, Any]]
+    convert: Callable[[States, Any], States] = lambda states, model: states
+    """Tensors as the built model holds them, before they are renamed."""
 
 
 def _vsepp_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
@@ -202,6 +206,7 @@ ORIGINALS = {
     "vse-infinity": Original(_VSE_INFINITY, _vse_infinity_settings),
     "scan": Original(_PART_SETS, _scan_settings),
     "bfan": Original(_PART_SETS, _bfan_settings),
+    "xvlm": Original(_XVLM, settings_of_states, converted),
 }
 
 
@@ -220,7 +225,7 @@ def original_model(system: str, path: str | Path, **settings: Any) -> nn.Module:
         what = f"has no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is no checkpoint of {system}: {what}") from error
     model = build(system, **(found | settings))
-    load_states(model, checkpoint.states, original.renames, str(path))
+    load_states(model, original.convert(checkpoint.states, model), original.renames, str(path))
     return model.eval()
 
 

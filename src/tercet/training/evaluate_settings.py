@@ -23,6 +23,8 @@ class EvaluateSettings:
     """custom takes any set of images and captions; the others refuse what is not theirs."""
     split: str = "test"
     """coco's 5,000 test images are often called testall."""
+    rerank: int | None = None
+    """An X-VLM looks again at so many candidates of each query, pair by pair; published are 256 (COCO), 128 (F30K)."""
     ties: Literal["against", "expected", "optimistic"] = "against"
     features: str | None = None
     """Which features: {split}_{features}.npy of a precomp folder (default ims), or regions of scenes."""

@@ -20,6 +20,7 @@ from tercet.data.text.tokens import pretrained_tokens_of, tokens_of
 from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
 from tercet.retriever import WEIGHTS, Retriever, load
 from tercet.training.evaluate_settings import EvaluateSettings
+from tercet.training.reranking import check_reranking, evaluate_reranked, reranked
 from tercet.training.validation import encoded, tiles_of
 
 
@@ -35,23 +36,25 @@ def evaluate_models(settings: EvaluateSettings) -> Evaluated:
     models = [load(folder) for folder in settings.models]  # before the data: a wrong path costs nothing
     if not models:
         raise ValueError("name at least one run or model")
+    if settings.rerank is not None:
+        check_reranking([model.model for model in models], settings.rerank)
     data = open_data(settings.data, images=settings.images, features=settings.features)
     split = data.split(settings.split)
     sides = [as_read_by(model, settings.data, split) for model in models]
-    tiles = mean_of_tiles([tiles_of(model, *encoded(model, side)) for model, side in zip(models, sides, strict=True)])
-    found = evaluate_tiles(
-        tiles,
-        torch.from_numpy(split.owners),
-        protocol=settings.protocol,
-        ties=settings.ties,
-        image_ids=coco_ids(split),
-    )
+    owners = torch.from_numpy(split.owners)
+    how: dict[str, Any] = {"protocol": settings.protocol, "ties": settings.ties, "image_ids": coco_ids(split)}
+    if settings.rerank is not None:
+        found = evaluate_reranked(reranked(models[0].model, sides[0], settings.rerank), owners, **how)
+    else:
+        members = [tiles_of(model, *encoded(model, side)) for model, side in zip(models, sides, strict=True)]
+        found = evaluate_tiles(mean_of_tiles(members), owners, **how)
     content = {
         "metrics": found.metrics,
         "folds": list(found.folds),
         "notes": list(found.notes),
         "protocol": settings.protocol,
         "ties": settings.ties,
+        "rerank": settings.rerank,
         "models": [folder.resolve().name for folder in settings.models],
         "weights": [checksum_of_weights(folder) for folder in settings.models],
         "data": Path(settings.data).name,
@@ -81,7 +84,7 @@ def as_read_by(model: Retriever, name: str, split: Split) -> PairedData:
     if reading.vocabulary is not None:
         captions = tokens_of(split.texts, reading.vocabulary)
     elif reading.tokenizer is not None:
-        captions = pretrained_tokens_of(split.texts, reading.tokenizer, longest=512)
+        captions = pretrained_tokens_of(split.texts, reading.tokenizer, longest=model.longest)
     elif model.system != "heads":
         raise ValueError(f"this {model.system} came without its vocabulary: import it again with --vocabulary")
     data = paired(name, split, images, captions)

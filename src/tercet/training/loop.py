@@ -26,6 +26,7 @@ from tercet.training import distributed
 from tercet.training.checkpoint import newest_state, save_state
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.interrupt import Interrupt
+from tercet.training.learned_scale import scaled
 from tercet.training.optimizers import freeze, make_optimizer
 from tercet.training.report import Report
 from tercet.training.schedule import ramp, schedule
@@ -72,6 +73,8 @@ class Loop:
         freeze(model, settings.frozen)
         if settings.caption_weight and getattr(model, "captioner", None) is None:
             raise ValueError("--caption-weight needs a VSRN with --model-settings captioner=true")
+        if settings.match_weight and not hasattr(model, "encode_and_match"):
+            raise ValueError("--match-weight needs an X-VLM")
         self.optimizer = make_optimizer(model, settings)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.watch, self.place = Step(model, settings), Watch(report.say), Place()
@@ -220,7 +223,8 @@ class Loop:
         similarity = self.model.similarity(outcome.images, outcome.captions)
         positives = batch.positives()
         monitor = objective.monitor(similarity, positives, batch.ignored).item()
-        counts = cocos(objective, similarity, positives, ignored=batch.ignored)
+        seen = scaled(similarity, self.model, objective).detach()
+        counts = cocos(objective, seen, positives, ignored=batch.ignored)
         self.news["monitor"] = f"{monitor:.3g}"
         self.watch.step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)
         if self.metrics is not None:

@@ -25,13 +25,21 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Opt
     rates = dict.fromkeys((name for name, _ in model.named_parameters()), 1.0)
     for start, factor in settings.part_rates.items():
         rates |= dict.fromkeys(_beginning_with(model, start), float(factor))
+    decays = {
+        name: settings.weight_decay if settings.decay_vectors or parameter.ndim > 1 else 0.0
+        for name, parameter in model.named_parameters()
+    }
     parameters = dict(model.named_parameters())
     groups: list[dict[str, Any]] = [
-        {"params": [parameters[name] for name in rates if rates[name] == factor], "lr": settings.learning_rate * factor}
-        for factor in sorted(set(rates.values()), reverse=True)
+        {
+            "params": [parameters[name] for name in rates if (rates[name], decays[name]) == (factor, decay)],
+            "lr": settings.learning_rate * factor,
+            "weight_decay": decay,
+        }
+        for factor, decay in sorted({(rates[name], decays[name]) for name in rates}, reverse=True)
     ]
     # One pass over all weights of a group instead of a dozen small operations each.
-    made: torch.optim.Optimizer = OPTIMIZERS[settings.optimizer](groups, weight_decay=settings.weight_decay, fused=True)
+    made: torch.optim.Optimizer = OPTIMIZERS[settings.optimizer](groups, betas=(0.9, settings.second_beta), fused=True)
     return made
 
 

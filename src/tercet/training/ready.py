@@ -1,7 +1,7 @@
 """A data set made ready for a system: the sources that it reads, the sizes that the data decides, the model itself."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +13,12 @@ from tercet.data.features.manifest import encoders_of
 from tercet.data.formats import open_data
 from tercet.data.pairs import PairedData, Source, paired
 from tercet.data.pixels import Pixels, PixelSettings
+from tercet.data.pretrained_pixels import pretrained_pixels, warped_pixels
 from tercet.data.text.tokens import pretrained_tokens_of, tokens_of
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
-from tercet.models import build, preset
+from tercet.models import SYSTEMS, build, preset
+from tercet.models.backbone import image_side
+from tercet.models.backbone import text_places as places_of
 from tercet.retriever import Reading, Retriever, load
 from tercet.training.settings import TrainSettings
 
@@ -86,6 +89,15 @@ def make_ready(settings: TrainSettings) -> Ready:
     )
 
 
+def _pixels(system: str, seen_by: Any, settings: TrainSettings) -> PixelSettings:
+    """As the vision model wants them where it says so, else as asked for."""
+    if system == "clip" and isinstance(seen_by, str):
+        return pretrained_pixels(seen_by)
+    if system == "xvlm":
+        return warped_pixels(image_side(seen_by))
+    return PixelSettings(settings.picture_side, None if settings.warp else round(settings.picture_side * 8 / 7))
+
+
 Read = Callable[[Split], Source | None]
 Side = tuple[Read, dict[str, Any], dict[str, Any]]
 
@@ -93,8 +105,10 @@ Side = tuple[Read, dict[str, Any], dict[str, Any]]
 def _images(data: DataSet, system: str, wanted: dict[str, Any], settings: TrainSettings) -> Side:
     """Pixels for a model with a backbone, where the data has pictures and no features; features otherwise."""
     split = data.split(settings.train_split)
-    if wanted.get("backbone") is not None and wanted.get("image_dim") is None and split.features is None:
-        pixels = PixelSettings(settings.picture_side, None if settings.warp else round(settings.picture_side * 8 / 7))
+    seen_by = wanted.get(SYSTEMS[system].vision or "")
+    only_pixels = seen_by is not None and "image_dim" not in {f.name for f in fields(SYSTEMS[system].settings)}
+    if only_pixels or (seen_by is not None and wanted.get("image_dim") is None and split.features is None):
+        pixels = _pixels(system, seen_by, settings)
         if split.pictures is None:
             raise ValueError(f"{data.path} has no pictures, which {settings.model} sees")
 
@@ -126,8 +140,11 @@ def _captions(data: DataSet, system: str, wanted: dict[str, Any], settings: Trai
             {"caption_dim": split.caption_features.shape[-1]},
             {"text_encoder": encoders_of(data.path).captions},
         )
-    if isinstance(wanted.get("bert"), str):
-        name = wanted["bert"]
-        return lambda part: pretrained_tokens_of(part.texts, name, longest=512), {}, {"tokenizer": name}
+    read_by = wanted.get(SYSTEMS[system].text or "")
+    if isinstance(read_by, str):
+        longest = places_of(read_by)
+        return lambda part: pretrained_tokens_of(part.texts, read_by, longest=longest), {}, {"tokenizer": read_by}
+    if system == "clip":
+        raise ValueError("clip is trained from a published one: --model-settings clip=NAME or clip=path/to/folder")
     words: Vocabulary = build_vocabulary(split.texts)
     return lambda part: tokens_of(part.texts, words), {"words": len(words)}, {"vocabulary": words}

@@ -39,6 +39,32 @@ _ATTENTION_F30K = _LINEAGE
 _ATTENTION_COCO = _LINEAGE | {"epochs": 20, "learning_rate": 5e-4, "decay_epochs": (10,)}
 _BFAN_F30K = _ATTENTION_F30K | {"epochs": 15, "decay_epochs": ()}
 _BFAN_COCO = _ATTENTION_COCO | {"decay_epochs": (15,)}
+# Learned temperature; without RandAugment, and transformers' Swin drops paths of attention alone.
+_XVLM: dict[str, Any] = {
+    "objective": "nt-xent",
+    "objective_settings": {"reduction": "mean"},  # whatever takes the place of NT-Xent: matching is a mean too
+    "match_weight": 1.0,
+    "epochs": 10,
+    "batch_size": 160,
+    "optimizer": "adamw",
+    "learning_rate": 3e-5,
+    "weight_decay": 0.01,
+    "decay_vectors": False,
+    "second_beta": 0.98,
+    "schedule": "linear",
+    "warm_up_epochs": 1.0,
+    "clip": None,
+    "crop": "half",
+}
+_CLIP: dict[str, Any] = {
+    "objective": "nt-xent",
+    "epochs": 5,
+    "learning_rate": 1e-5,
+    "weight_decay": 0.1,
+    "decay_vectors": False,
+    "second_beta": 0.98,
+    "clip": 1.0,
+}
 _BERT_RATE = {"captions.bert": 0.1}
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -46,6 +72,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "vsepp": _LINEAGE | {"positives": "ids"},
     "vsrn": _LINEAGE | {"positives": "ids"},
     "vse-infinity": _VSE_INFINITY | {"positives": "ids", "weight_decay": 1e-2},
+    "xvlm": _XVLM,
+    "clip": _CLIP,
     "scan": _LINEAGE | {"positives": "ids"},
     "bfan": _LINEAGE | {"positives": "ids"},
     "vsepp-f30k": _LINEAGE | {"crop": "area"},
@@ -75,4 +103,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "bfan-prob-f30k": _BFAN_F30K,
     "bfan-coco": _BFAN_COCO,
     "bfan-prob-coco": _BFAN_COCO,
+    "xvlm-f30k": _XVLM,
+    "xvlm-coco": _XVLM,
+    "xvlm-tiny": _XVLM | {"batch_size": 64, "learning_rate": 1e-3, "clip": 2.0, "crop": "none"},
+    "clip-b32": _CLIP,
+    "siglip-b16": _CLIP | {"objective": "sigmoid"},
 }

@@ -17,6 +17,7 @@ from tercet.training import distributed
 from tercet.training.board import Board
 from tercet.training.config import train_settings
 from tercet.training.evaluating import checksum_of_weights
+from tercet.training.learned_scale import objective_for
 from tercet.training.loop import Loop
 from tercet.training.memory import Memory
 from tercet.training.ready import Ready, make_ready
@@ -96,7 +97,7 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
     check_selection(settings.select)
     if settings.model.endswith("-finetuned") and settings.start_from is None:
         raise ValueError(f"{settings.model} is a second stage: --start-from names the run of the first")
-    main = objective(settings.objective, **settings.objective_settings)
+    main = objective_for(settings.model, settings.objective, settings.objective_settings)
     first = _first_objective(settings)
     own = is_file_name(settings.objective)
     early = settings.first_objective
@@ -122,7 +123,7 @@ def _first_objective(settings: TrainSettings) -> RowObjective | None:
         return None
     known = objective(settings.first_objective).settings
     shared = {name: value for name, value in settings.objective_settings.items() if name in known}
-    return objective(settings.first_objective, **shared)
+    return objective_for(settings.model, settings.first_objective, shared)
 
 
 def _conducted(

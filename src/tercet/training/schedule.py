@@ -14,6 +14,7 @@ def schedule(settings: TrainSettings, steps_an_epoch: int) -> Factor:
     total = settings.epochs * steps_an_epoch
     after: dict[str, Factor] = {
         "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1, total - warm_up)))),
+        "linear": lambda step: max(0.0, 1 - (step - warm_up) / max(1, total - warm_up)),
         "steps": lambda step: settings.decay ** sum(step >= epoch * steps_an_epoch for epoch in settings.decay_epochs),
         "constant": lambda step: 1.0,
     }

@@ -50,7 +50,8 @@ class TrainSettings:
     data: str = "scenes"
     """A file or folder that `tercet data inspect` knows; or scenes, the generated world (scenes:500 for fewer)."""
     model: str = "heads"
-    """A system (heads, vsepp, vsrn, vse-infinity) or a published recipe (vsepp-f30k, vse-infinity-butd, ...)."""
+    """A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip) or a published recipe (vsepp-f30k,
+    scan-t2i-coco, ...)."""
     objective: str = "triplet-sh"
     """A name of the catalogue, or your own as path/to/mine.py:function."""
     seed: int = 0
@@ -91,9 +92,9 @@ class TrainSettings:
     """Share of regions left out of an image while training: size augmentation."""
     drop_words: float = 0.0
     """Share of words altered or left out of a caption while training."""
-    crop: Literal["none", "area", "sides"] = "none"
+    crop: Literal["none", "area", "half", "sides"] = "none"
     """Random parts of pictures while training, half of them mirrored, for models of pixels: area as in VSE++ (8 to
-    100 % of it), sides as in VSE-infinity (60 to 100 % of both)."""
+    100 % of it), half as in X-VLM (50 to 100 % of it), sides as in VSE-infinity (60 to 100 % of both)."""
 
     picture_side: int = 224
     """Pixels of a side of the square that a model of pixels sees."""
@@ -107,6 +108,10 @@ class TrainSettings:
     """How many epochs the first objective gets."""
     caption_weight: float = 0.0
     """Weight of the caption decoder's loss, for VSRN with captioner."""
+    match_weight: float = 0.0
+    """Weight of the loss of matching pairs with hard negatives, for X-VLM."""
+    objective_weight: float = 1.0
+    """Weight of the objective itself, beside a second loss."""
 
     optimizer: Literal["adamw", "adam"] = "adamw"
     """adam adds --weight-decay to the gradient, adamw takes it off the weights."""
@@ -114,10 +119,14 @@ class TrainSettings:
     """The peak, the same for every objective and chosen by no result."""
     weight_decay: float = 0.01
     """How strongly weights are drawn to 0."""
+    decay_vectors: bool = True
+    """Draw biases and the factors of norms to 0 too; X-VLM does not."""
+    second_beta: float = 0.999
+    """How long Adam remembers the size of gradients."""
     part_rates: NamedValues = field(default_factory=dict)
     """Factors on the learning rate of parts by the beginning of their name, such as backbone=0.01."""
-    schedule: Literal["cosine", "steps", "constant"] = "cosine"
-    """cosine falls to 0 at the end; steps multiplies by --decay at each of --decay-epochs."""
+    schedule: Literal["cosine", "linear", "steps", "constant"] = "cosine"
+    """cosine and linear fall to 0 at the end; steps multiplies by --decay at each of --decay-epochs."""
     warm_up_epochs: float = 1.0
     """The learning rate rises for so long."""
     decay_epochs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="EPOCH ...")] = ()
@@ -168,6 +177,7 @@ class TrainSettings:
 
 # How a run is carried out, not what it is: two runs that differ in these alone are the same run.
 CONDUCT = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
+WEIGHTS_OF_LOSSES = ("caption_weight", "match_weight", "objective_weight")
 KNOWN = [item.name for item in fields(TrainSettings)]
 WHOLE = {"epochs": 1, "batch_size": 2, "accumulate": 1, "checkpoint_every": 1, "workers": 0, "cocos_every": 0}
 WHOLE |= {
@@ -207,12 +217,14 @@ def _check(settings: TrainSettings) -> None:
         value = getattr(settings, name)
         if value is not None and value < least:
             raise ValueError(f"{flag(name)} must be a whole number of at least {least}, got {value!r}")
-    for name in ("learning_rate", "weight_decay", "warm_up_epochs", "caption_weight"):
+    for name in ("learning_rate", "weight_decay", "warm_up_epochs", *WEIGHTS_OF_LOSSES):
         if not 0 <= getattr(settings, name) < float("inf"):
             raise ValueError(f"{flag(name)} must be a number of at least 0, got {getattr(settings, name)!r}")
     _check_shares(settings)
     if settings.clip is not None and not settings.clip > 0:
         raise ValueError(f"--clip must be above 0, got {settings.clip}; --clip None is no limit")
+    if not 0 <= settings.second_beta < 1:
+        raise ValueError(f"--second-beta must be at least 0 and below 1, got {settings.second_beta}")
     if not 0 < settings.decay <= 1:
         raise ValueError(f"--decay must be above 0 and at most 1, got {settings.decay}")
     if settings.seed >= 2**63:
@@ -236,9 +248,10 @@ def _check_together(settings: TrainSettings) -> None:
         raise ValueError("--decay-epochs belong to --schedule steps")
     if settings.schedule == "steps" and list(settings.decay_epochs) != sorted(set(settings.decay_epochs)):
         raise ValueError(f"--decay-epochs must ascend, got {settings.decay_epochs}")
-    if settings.grad_cache is not None and settings.caption_weight:
+    if settings.grad_cache is not None and (settings.caption_weight or settings.match_weight):
         raise ValueError(
-            "--grad-cache encodes images and captions apart: the caption decoder cannot be trained with it"
+            "--grad-cache encodes images and captions apart: neither the caption decoder nor matching can be trained "
+            "with it"
         )
     if settings.validation_split == settings.test_split:
         raise ValueError(f"--validation-split and --test-split are both {settings.test_split}: test never chooses")

@@ -14,6 +14,7 @@ from tercet.data.dropout import SizeAugmentation, drop_regions
 from tercet.objectives.base import RowObjective
 from tercet.training import distributed
 from tercet.training.grad_cache import Cached, refuse_batch_norm
+from tercet.training.learned_scale import scale_and_bias, scaled
 from tercet.training.randomness import reseed
 from tercet.training.settings import TrainSettings
 
@@ -41,10 +42,9 @@ class Step:
         reseed(seed, batch.images.device)
         if self.settings.grad_cache is not None:
             return self._cached(objective, batch, seed, factor)
-        images, written = self._images(batch)
-        captions = self.encode_captions(batch.captions, batch.caption_lengths)
+        images, captions, second_loss = self._sides(batch)
         scalar = self._scalar(objective, images, captions, batch)
-        (factor * (scalar + written)).backward()
+        (factor * (self.settings.objective_weight * scalar + second_loss)).backward()
         return Outcome(scalar.item(), images.detach(), captions.detach())
 
     def encode_images(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "image *rest"]:
@@ -67,9 +67,13 @@ class Step:
     def _scalar(self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Whose backward delivers the pair gradient. Dot products may be streamed and gathered from all processes."""
         if self.model.dot_product and batch.ignored is None and batch.also_positive is None:
-            return objective(images, captions, image_ids=batch.image_ids, caption_ids=batch.caption_ids)
+            scale, bias = scale_and_bias(self.model, objective)
+            return objective(
+                images, captions, image_ids=batch.image_ids, caption_ids=batch.caption_ids, scale=scale, bias=bias
+            )
         if distributed.world()[1] == 1:
-            return objective.on_similarity(self.model.similarity(images, captions), batch.positives(), batch.ignored)
+            similarity = scaled(self.model.similarity(images, captions), self.model, objective)
+            return objective.on_similarity(similarity, batch.positives(), batch.ignored)
         if batch.ignored is not None or batch.also_positive is not None:
             raise ValueError("several processes: no pair may be ignored, nor be a positive although its ids differ")
         # Each process compares its own images with everyone's captions; the rows together are S.
@@ -84,20 +88,31 @@ class Step:
         images = Cached(self.encode_images, batch.images, batch.image_lengths, at_once, seed)
         captions = Cached(self.encode_captions, batch.captions, batch.caption_lengths, at_once, seed ^ 1)
         scalar = self._scalar(objective, images.embedded, captions.embedded, batch)
-        (factor * scalar).backward()
+        (factor * self.settings.objective_weight * scalar).backward()
         images.backward()
         captions.backward()
         return Outcome(scalar.item(), images.embedded.detach(), captions.embedded.detach())
 
-    def _images(self, batch: Batch) -> tuple[Float[Tensor, "image *rest"], Tensor | float]:
-        """With the loss of VSRN's second signal, where it is wanted: the caption written from the regions."""
+    def _sides(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "image *rest"], Float[Tensor, "caption *rest_of_caption"], Any]:
+        """With a second loss, where one is wanted: VSRN's captions written from regions, X-VLM's matching."""
+        if self.settings.match_weight:
+            with self._autocast(batch.images):
+                images, captions, loss = self.model.encode_and_match(
+                    batch.images, batch.captions, batch.caption_lengths, batch.positives()
+                )
+            return images.float(), captions.float(), self.settings.match_weight * loss
         if not self.settings.caption_weight:
-            return self.encode_images(batch.images, batch.image_lengths), 0.0
-        with self._autocast(batch.images):
-            images, loss = self.model.encode_and_write(
-                batch.images, batch.image_lengths, batch.captions, batch.caption_lengths
-            )
-        return images.float() if images.dtype == torch.bfloat16 else images, self.settings.caption_weight * loss
+            images, second_loss = self.encode_images(batch.images, batch.image_lengths), 0.0
+        else:
+            with self._autocast(batch.images):
+                images, loss = self.model.encode_and_write(
+                    batch.images, batch.image_lengths, batch.captions, batch.caption_lengths
+                )
+            images = images.float() if images.dtype == torch.bfloat16 else images
+            second_loss = self.settings.caption_weight * loss
+        return images, self.encode_captions(batch.captions, batch.caption_lengths), second_loss
 
     def _autocast(self, items: Tensor) -> Any:
         if self.settings.precision != "bf16":

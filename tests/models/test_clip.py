@@ -1,0 +1,171 @@
+"""CLIP and SigLIP from a folder: equal to transformers' own, trained with a learned scale and bias."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import tercet
+from tercet.contracts import Matcher
+from tercet.data.scenes import scenes
+from tercet.models import build
+from tercet.training.learned_scale import objective_for, scale_and_bias
+from tests.models.tiny_clips import SAVED
+
+PIXELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+CAPTIONS = torch.tensor([[1, 5, 6, 7, 2], [1, 8, 2, 0, 0], [1, 4, 9, 2, 0], [1, 2, 0, 0, 0]])
+LENGTHS = torch.tensor([5, 3, 4, 2])
+
+
+@pytest.fixture(scope="module", params=SAVED)
+def folder(request, tmp_path_factory):
+    texts = scenes("train", 50).as_split("global").texts
+    return SAVED[request.param](tmp_path_factory.mktemp(request.param), texts)
+
+
+def test_equal_to_the_published_program(folder):
+    """Captions one by one, as its users feed them: CLIP without padding, SigLIP padded to its full length."""
+    from transformers import AutoModel
+
+    theirs, model = AutoModel.from_pretrained(folder).eval(), build("clip", clip=folder).eval()
+    assert isinstance(model, Matcher)
+    with torch.no_grad():
+        images, captions = model.encode_images(PIXELS), model.encode_captions(CAPTIONS, LENGTHS)
+        S = model.similarity(images, captions)
+        for row, length in enumerate(LENGTHS):
+            ids = CAPTIONS[row : row + 1, :length]
+            if theirs.config.model_type == "siglip":
+                ids = torch.nn.functional.pad(ids, (0, 48 - int(length)))
+            found = theirs(input_ids=ids, pixel_values=PIXELS)
+            torch.testing.assert_close(captions[row], found.text_embeds[0], rtol=0, atol=1e-6)
+            torch.testing.assert_close(images, found.image_embeds, rtol=0, atol=1e-6)
+            scale, bias = model.scale_and_bias()
+            wanted = scale * S[:, row] + (0 if bias is None else bias)
+            torch.testing.assert_close(wanted, found.logits_per_image[:, 0], rtol=0, atol=1e-5)
+
+
+def test_padding_has_no_effect(folder):
+    model = build("clip", clip=folder).double().eval()
+    spoilt = torch.nn.functional.pad(CAPTIONS, (0, 3), value=7)
+    spoilt[torch.arange(8) >= LENGTHS[:, None]] = 9
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode_captions(spoilt, LENGTHS), model.encode_captions(CAPTIONS, LENGTHS))
+
+
+def test_saved_and_loaded_without_the_folder(folder):
+    model = build("clip", clip=folder).eval()
+    settings = json.loads(json.dumps(asdict(model.settings)))
+    assert isinstance(settings["clip"], dict)
+    again = build("clip", **settings).eval()
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(again.encode_images(PIXELS), model.encode_images(PIXELS))
+
+
+@pytest.mark.parametrize("name", ["nt-xent", "sigmoid", "cir/sig-ms", "triplet-sh"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_gradients_of_scale_and_bias_are_those_of_autograd(folder, name, streamed):
+    """Of the objective's own scale and bias, whichever objective it is."""
+    model = build("clip", clip=folder).double()
+    images, captions = model.encode_images(PIXELS.double()), model.encode_captions(CAPTIONS, LENGTHS)
+    objective = tercet.objective(name, **({"temperature": 1.0} if name in ("nt-xent", "sigmoid") else {}))
+    scale, bias = model.scale_and_bias()
+    bias = torch.tensor(-0.3, dtype=torch.float64, requires_grad=True) if bias is None else bias
+    weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(
+        objective(images, captions, scale=scale, bias=bias, streamed=streamed),
+        [scale, bias, *weights],
+        retain_graph=True,
+        allow_unused=True,
+    )
+    S = scale * (images @ captions.T) + bias
+    wanted = torch.autograd.grad(
+        S, [scale, bias, *weights], objective.pair_gradient(S.detach()), retain_graph=True, allow_unused=True
+    )
+    for ours, theirs in zip(found, wanted, strict=True):
+        if ours is None or theirs is None:
+            assert ours is None or not ours.any()
+            assert theirs is None or not theirs.any()
+            continue
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_nt_xent_and_sigmoid_are_the_published_losses(folder):
+    """With the learned scale (and bias): transformers' own loss on the same batch."""
+    from transformers import AutoModel
+
+    theirs, model = AutoModel.from_pretrained(folder), build("clip", clip=folder)
+    siglip = theirs.config.model_type == "siglip"
+    ids = torch.nn.functional.pad(CAPTIONS, (0, 43)) if siglip else CAPTIONS
+    mask = None if siglip else (torch.arange(5) < LENGTHS[:, None]).long()
+    wanted = theirs(input_ids=ids, attention_mask=mask, pixel_values=PIXELS, return_loss=True).loss
+    objective = objective_for("clip", "sigmoid" if siglip else "nt-xent", {})
+    scale, bias = scale_and_bias(model, objective)
+    found = objective(model.encode_images(PIXELS), model.encode_captions(CAPTIONS, LENGTHS), scale=scale, bias=bias)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_a_named_temperature_is_fixed_and_margins_see_cosines(folder):
+    model = build("clip", clip=folder)
+    assert scale_and_bias(model, objective_for("clip", "nt-xent", {}))[0] is not None
+    assert scale_and_bias(model, objective_for("clip", "nt-xent", {"temperature": 0.1})) == (None, None)
+    assert scale_and_bias(model, objective_for("clip", "cir/sig-ms", {})) == (None, None)
+    assert objective_for("heads", "nt-xent", {}).settings["temperature"] == 0.1
+
+
+@pytest.mark.parametrize("objective", ["nt-xent", "sigmoid", "cir/sig-ms"])
+@pytest.mark.parametrize("trained", ["whole", "heads"])
+def test_fine_tuned_on_pictures_and_loaded_again(folder, objective, trained, tmp_path):
+    run = tercet.train(
+        data="scenes:40",
+        model="clip",
+        model_settings={"clip": folder, "trained": trained},
+        objective=objective,
+        epochs=2,
+        batch_size=40,
+        learning_rate=1e-3,
+        runs=tmp_path,
+    )
+    model = tercet.load(run.folder)
+    before = build("clip", clip=folder).state_dict()
+    moved = {name for name, tensor in model.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved
+    scale_moves = objective != "cir/sig-ms"
+    assert ("model.logit_scale" in moved) == scale_moves
+    assert any("layers.0" in name for name in moved) == (trained == "whole")
+    assert model.embed_texts(["a red circle", "two squares"]).shape[0] == 2
+    assert model.reading.pixels.side == 32
+
+
+def test_it_learns_32_scenes_by_heart_and_its_scale_grows(folder):
+    made = scenes("train", 32).as_split("global")
+    from tercet.data.pictures import Pictures
+    from tercet.data.pixels import Pixels
+    from tercet.data.pretrained_pixels import pretrained_pixels
+    from tercet.data.text.tokens import pretrained_tokens_of
+
+    images = Pixels(Pictures(list(made.pictures)), pretrained_pixels(folder)).take(torch.arange(32))[0]
+    texts = [f"{text} {number}" for number, text in enumerate(made.texts[::5])]  # distinct, whatever they say
+    ids, lengths = pretrained_tokens_of(texts, folder, longest=48).take(torch.arange(32))
+    model = build("clip", clip=folder)
+    objective = objective_for("clip", "nt-xent", {})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    first = model.scale_and_bias()[0].item()
+    for _ in range(150):
+        optimizer.zero_grad()
+        scale, bias = scale_and_bias(model, objective)
+        objective(model.encode_images(images), model.encode_captions(ids, lengths), scale=scale, bias=bias).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        S = model.similarity(model.encode_images(images), model.encode_captions(ids, lengths))
+    metrics = tercet.evaluate(S, torch.eye(32, dtype=torch.bool))
+    assert metrics["i2t_r1"] == metrics["t2i_r1"] == 100
+    assert model.scale_and_bias()[0].item() > first
+
+
+def test_what_is_no_dual_encoder_is_told():
+    with pytest.raises(ValueError, match="no dual encoder"):
+        build("clip", clip={"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1})
+    with pytest.raises(ValueError, match="neither on this machine"):
+        build("clip", clip="no/such-model")
