@@ -59,9 +59,7 @@ def scan_scores() -> Iterator[Row]:
 
 
 def attention_of_the_first_caption(g, images, words) -> Iterator[Row]:
-    contexts, queries = Parts.of(images), Parts.of(words[None])
-    products = torch.einsum("ird,cwd->ircw", images, words[None])
-    attention = CrossAttention(9.0).attention(products, contexts.real, queries.real)[:, :, 0]
+    attention = CrossAttention(9.0).attention(Parts.of(images), Parts.of(words[None]))[:, :, 0]
     yield Row("attention of a caption", attention, g["out.attn.t2i.caption0"][:, :, : len(words)])
     mix = torch.einsum("irw,ird->iwd", attention, images)
     yield Row("what it attends to", mix, g["out.context.t2i.caption0"][:, : len(words)])
@@ -115,8 +113,8 @@ def gate(weights, focus):
     from tercet.similarity.cross_attention import _gate
 
     items, _, longest = weights.shape
-    kept = _gate(weights.mT[:, :, None], torch.ones(items, longest, dtype=torch.bool), focus)
-    return kept[:, :, 0].mT.double()
+    kept = _gate(weights.mT[..., None], torch.ones(items, longest, dtype=torch.bool), focus)
+    return kept[..., 0].mT.double()
 
 
 def bfan_32() -> Iterator[Row]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tercet
+from tercet.contracts import Batch
 from tercet.data.batches import Batches
 from tercet.data.meetings import k_caption_meetings, paired_meetings
 from tercet.data.pairs import paired
@@ -72,6 +73,30 @@ def test_grad_cache_is_the_gradient_of_the_whole_batch(name, at_once):
         found.append((outcome.scalar, gradients(model)))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-12)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("at_once", [7, 1000])
+def test_grad_cache_of_sets_of_parts(at_once):
+    """Parts of a batch whose longest captions differ."""
+    data = small_data()
+    generator = torch.Generator().manual_seed(0)
+    batch = Batches(data).make(paired_meetings(data.owners, 20, seed=0, epoch=0)[0])
+    batch = Batch(
+        torch.randn(20, 5, 8, generator=generator).double(),
+        torch.randint(4, 30, (20, 9), generator=generator),
+        batch.image_ids,
+        batch.caption_ids,
+        torch.randint(1, 6, (20,), generator=generator),
+        torch.randint(1, 10, (20,), generator=generator),
+    )
+    found = []
+    for given in ({}, {"grad_cache": at_once}):
+        torch.manual_seed(0)
+        model = build("scan", words=30, image_dim=8, joint_dim=6, word_dim=4).double()
+        outcome = Step(model, small_settings(**given))(tercet.objective("nt-xent"), batch, seed=5)
+        found.append((outcome.scalar, gradients(model)))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-12)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-12, atol=1e-12)
 
 
 class Noisy(torch.nn.Module):

@@ -50,6 +50,7 @@ _XVLM_TINY = {
         "depths": [2, 2],
         "num_heads": [2, 4],
         "window_size": 8,
+        "initializer_range": 0.1,  # 0.02 suits widths of hundreds
     },
     "text": {
         "model_type": "bert",
@@ -58,6 +59,7 @@ _XVLM_TINY = {
         "num_attention_heads": 4,
         "intermediate_size": 128,
         "max_position_embeddings": 64,
+        "initializer_range": 0.1,
     },
     "fusion_layer": 2,
     "joint_dim": 64,

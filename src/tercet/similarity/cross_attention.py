@@ -6,23 +6,26 @@ length comes from the context's own products with itself (its Gram matrix).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tercet.similarity.parts import Parts
 
 Norm = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"]
 Pooling = Literal["LogSumExp", "Mean", "Max", "Sum"]
 Focus = Literal["all", "equal", "prob"]
-Products = Float[Tensor, "item context other query"]
+Products = Float[Tensor, "item context query other"]
+"""Queries of one place beside each other: sums over a set of queries then run along whole vectors."""
 
 LEAK = 0.1
 EPSILON = 1e-8
 TINY = 1e-30  # below it a squared length is taken as 0
+SAFE = 30.0  # exp(+-SAFE), squared and added up, is a float32
 
 
 @dataclass(frozen=True)
@@ -43,61 +46,67 @@ class CrossAttention:
     def __call__(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item other"]:
         return self.pooled(self.cosines(contexts, queries), queries.real)
 
-    def cosines(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item other query"]:
-        """Of each query with what it attends to in each context."""
-        items, longest = contexts.real.shape
-        others, most = queries.real.shape
-        products = contexts.vectors.flatten(0, 1) @ queries.vectors.flatten(0, 1).T
-        weights = self.attention(products.view(items, longest, others, most), contexts.real, queries.real)
-        weights, products = weights.flatten(2), products.view(items, longest, others * most)
-        found = (weights * products).sum(dim=1)
+    def cosines(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item query other"]:
+        """Of each query with what it attends to in each context; 0, and without a gradient, where one has no length."""
+        weights, products = self._weights(contexts, queries)
         gram = contexts.vectors @ contexts.vectors.mT
-        squares = (weights * (gram @ weights)).sum(dim=1)
-        lengths = squares.clamp(min=TINY).sqrt() * queries.vectors.norm(dim=2).flatten()
-        return (found / lengths.clamp(min=EPSILON)).view(items, others, most)
+        found, squares = _Mix.apply(weights.flatten(2), products.flatten(2), gram)  # type: ignore[no-untyped-call]
+        query_lengths = queries.vectors.norm(dim=2).T.flatten()
+        there = (squares > TINY) & (query_lengths.square() > TINY)
+        lengths = torch.where(there, squares, 1).sqrt() * query_lengths.clamp(min=EPSILON)
+        return torch.where(there, found / lengths, 0).unflatten(1, products.shape[2:])
 
-    def attention(
-        self, products: Products, contexts: Bool[Tensor, "item context"], queries: Bool[Tensor, "other query"]
-    ) -> Products:
+    def attention(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item context other query"]:
         """Of each query over its context: adds up to 1, and is 0 where padded."""
-        scaled = _scaled(products, queries, self.norm, self.sharpness)
-        if not contexts.all():
-            # Finite: an empty context gets even weights on its zeros, not NaN.
-            scaled = scaled.masked_fill(~contexts[:, :, None, None], torch.finfo(scaled.dtype).min)
-        weights = torch.softmax(scaled, dim=1)
+        weights, _ = self._weights(contexts, queries)
+        return (weights / weights.sum(dim=1, keepdim=True).clamp(min=TINY)).mT
+
+    def _weights(self, contexts: Parts, queries: Parts) -> tuple[Products, Products]:
+        """The attention up to a factor of each query, which no cosine depends on; and the raw products."""
+        flat = queries.vectors.transpose(0, 1).flatten(0, 1)
+        products = (contexts.vectors.flatten(0, 1) @ flat.T).view(*contexts.real.shape, *queries.real.T.shape)
+        scaled = _scaled(products, queries.real, self.norm, self.sharpness)
+        if not (self.norm.endswith(("l1norm", "l2norm")) and self.sharpness <= SAFE):  # those are within +-sharpness
+            scaled = scaled - scaled.detach().amax(dim=1, keepdim=True)
+        weights = scaled.exp()
+        if not contexts.real.all():
+            weights = weights.masked_fill(~contexts.real[:, :, None, None], 0)
         if self.focus == "all":
-            return weights
-        kept = torch.where(_gate(weights.detach(), contexts, self.focus), weights, 0)
-        return kept / kept.sum(dim=1, keepdim=True)
+            return weights, products
+        return torch.where(_gate(weights.detach(), contexts.real, self.focus), weights, 0), products
 
     def pooled(
-        self, cosines: Float[Tensor, "item other query"], queries: Bool[Tensor, "other query"]
+        self, cosines: Float[Tensor, "item query other"], queries: Bool[Tensor, "other query"]
     ) -> Float[Tensor, "item other"]:
         """Over the real queries of each set; an empty one gives 0."""
-        queries = queries | ~queries.any(dim=1, keepdim=True)  # its cosines are 0
+        real = (queries | ~queries.any(dim=1, keepdim=True)).T  # the cosines of an empty one are 0
         if self.pooling == "LogSumExp":
-            sharp = (self.pooling_sharpness * cosines).masked_fill(~queries, float("-inf"))
-            return sharp.logsumexp(dim=2) / self.pooling_sharpness
+            sharp = (self.pooling_sharpness * cosines).masked_fill(~real, float("-inf"))
+            return sharp.logsumexp(dim=1) / self.pooling_sharpness
         if self.pooling == "Max":
-            return cosines.masked_fill(~queries, float("-inf")).amax(dim=2)
-        total = cosines.masked_fill(~queries, 0).sum(dim=2)
-        return total / queries.sum(dim=1) if self.pooling == "Mean" else total
+            return cosines.masked_fill(~real, float("-inf")).amax(dim=1)
+        total = cosines.masked_fill(~real, 0).sum(dim=1)
+        return total / real.sum(dim=0) if self.pooling == "Mean" else total
 
 
 def _scaled(products: Products, queries: Bool[Tensor, "other query"], norm: Norm, sharpness: float) -> Products:
     """Sharpened, after each part of a context has been brought to one scale along the queries."""
     if norm == "softmax":
-        return sharpness * torch.softmax(products.masked_fill(~queries, torch.finfo(products.dtype).min), dim=3)
+        return sharpness * torch.softmax(products.masked_fill(~queries.T, torch.finfo(products.dtype).min), dim=2)
     clipped = F.leaky_relu(products, LEAK) if norm.startswith("clipped") else products
     if norm in ("clipped", "no_norm"):
         return sharpness * clipped
-    lengths = torch.linalg.vector_norm(clipped, 2 if norm.endswith("l2norm") else 1, dim=3, keepdim=True)
+    if norm.endswith("l2norm"):
+        # Far below EPSILON, but not 0, where the root has no slope. (A norm along this axis takes ten times as long.)
+        lengths = clipped.square().sum(dim=2, keepdim=True).clamp(min=EPSILON**3).sqrt()
+    else:
+        lengths = clipped.abs().sum(dim=2, keepdim=True)
     return clipped * (sharpness / (lengths + EPSILON))
 
 
 def _gate(
     weights: Products, contexts: Bool[Tensor, "item context"], focus: Focus
-) -> Bool[Tensor, "item context other query"]:
+) -> Bool[Tensor, "item context query other"]:
     """Which parts are kept; where all are alike and none is above the mean, all are: published, that is 0/0."""
     if focus == "equal":
         kept = weights * contexts.sum(dim=1)[:, None, None, None] > weights.sum(dim=1, keepdim=True)
@@ -105,3 +114,23 @@ def _gate(
         roots = weights.sqrt()
         kept = weights * roots.sum(dim=1, keepdim=True) > (weights * roots).sum(dim=1, keepdim=True)
     return kept | ~kept.any(dim=1, keepdim=True)
+
+
+class _Mix(torch.autograd.Function):
+    """The product of each query with its mix, and that mix's squared length, from weights, products and the Gram
+    matrix. Autograd would find the same gradient, in twice the time: it does not know that a Gram matrix is symmetric.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, products: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = gram @ weights
+        ctx.save_for_backward(weights, products, mixed)
+        return (weights * products).sum(dim=1), (weights * mixed).sum(dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_found: Tensor, for_squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weights, products, mixed = ctx.saved_tensors
+        for_found, for_squares = for_found[:, None], for_squares[:, None]
+        for_weights = (products * for_found).addcmul_(mixed, 2 * for_squares)
+        return for_weights, weights * for_found, (weights * for_squares) @ weights.mT
