@@ -24,6 +24,7 @@ from tercet.data.pictures import PictureFile, as_rgb, open_picture
 from tercet.data.pixels import PixelSettings
 from tercet.data.pretrained_pixels import warped_pixels
 from tercet.data.text.authors import import_vocabulary
+from tercet.data.text.cleaning import LONGEST_IN_TOKENS, cleaned
 from tercet.data.text.tokens import Tokens, pretrained_tokenizer, pretrained_tokens_of, tokens_of
 from tercet.data.text.vocabulary import Vocabulary
 from tercet.data.whole import whole_or_nothing
@@ -124,7 +125,7 @@ class Retriever(nn.Module):
             return tokens_of(texts, self.reading.vocabulary)
         if self.reading.tokenizer is None:
             raise ValueError(f"this {self.system} model came without its vocabulary: give it when importing")
-        return pretrained_tokens_of(texts, self.reading.tokenizer, longest=self.longest)
+        return pretrained_tokens(self.system, texts, self.reading.tokenizer, self.longest)
 
     @property
     def longest(self) -> int | None:
@@ -235,6 +236,13 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor], place: Path) -> 
     if wrong:
         raise ValueError(f"{place} does not fit the model, nothing was loaded: {'; '.join(wrong)}")
     model.load_state_dict(weights)
+
+
+def pretrained_tokens(system: str, texts: Sequence[str], tokenizer: str, longest: int | None) -> Tokens:
+    """As this system reads: X-VLM's captions are cleaned first and cut as published."""
+    if system == "xvlm":
+        return pretrained_tokens_of([cleaned(text) for text in texts], tokenizer, longest=LONGEST_IN_TOKENS)
+    return pretrained_tokens_of(texts, tokenizer, longest=longest)
 
 
 def _text_model(system: str, settings: Any) -> dict[str, Any] | None:

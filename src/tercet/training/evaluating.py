@@ -16,9 +16,9 @@ from tercet.data.formats import open_data
 from tercet.data.pairs import PairedData, Source, paired
 from tercet.data.pixels import Pixels
 from tercet.data.rows import Rows
-from tercet.data.text.tokens import pretrained_tokens_of, tokens_of
+from tercet.data.text.tokens import tokens_of
 from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
-from tercet.retriever import WEIGHTS, Retriever, load
+from tercet.retriever import WEIGHTS, Retriever, load, pretrained_tokens
 from tercet.training.evaluate_settings import EvaluateSettings
 from tercet.training.reranking import check_reranking, evaluate_reranked, reranked
 from tercet.training.validation import encoded, tiles_of
@@ -84,7 +84,7 @@ def as_read_by(model: Retriever, name: str, split: Split) -> PairedData:
     if reading.vocabulary is not None:
         captions = tokens_of(split.texts, reading.vocabulary)
     elif reading.tokenizer is not None:
-        captions = pretrained_tokens_of(split.texts, reading.tokenizer, longest=model.longest)
+        captions = pretrained_tokens(model.system, split.texts, reading.tokenizer, model.longest)
     elif model.system != "heads":
         raise ValueError(f"this {model.system} came without its vocabulary: import it again with --vocabulary")
     data = paired(name, split, images, captions)

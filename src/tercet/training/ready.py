@@ -14,12 +14,12 @@ from tercet.data.formats import open_data
 from tercet.data.pairs import PairedData, Source, paired
 from tercet.data.pixels import Pixels, PixelSettings
 from tercet.data.pretrained_pixels import pretrained_pixels, warped_pixels
-from tercet.data.text.tokens import pretrained_tokens_of, tokens_of
+from tercet.data.text.tokens import tokens_of
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.models import SYSTEMS, build, preset
 from tercet.models.backbone import image_side
 from tercet.models.backbone import text_places as places_of
-from tercet.retriever import Reading, Retriever, load
+from tercet.retriever import Reading, Retriever, load, pretrained_tokens
 from tercet.training.settings import TrainSettings
 
 
@@ -143,7 +143,7 @@ def _captions(data: DataSet, system: str, wanted: dict[str, Any], settings: Trai
     read_by = wanted.get(SYSTEMS[system].text or "")
     if isinstance(read_by, str):
         longest = places_of(read_by)
-        return lambda part: pretrained_tokens_of(part.texts, read_by, longest=longest), {}, {"tokenizer": read_by}
+        return lambda part: pretrained_tokens(system, part.texts, read_by, longest), {}, {"tokenizer": read_by}
     if system == "clip":
         raise ValueError("clip is trained from a published one: --model-settings clip=NAME or clip=path/to/folder")
     words: Vocabulary = build_vocabulary(split.texts)

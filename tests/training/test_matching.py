@@ -1,0 +1,148 @@
+"""X-VLM in the loop: its second loss, any objective in place of NT-Xent, re-ranking by the command."""
+
+import json
+
+import pytest
+import torch
+
+import tercet
+from tercet import runs
+from tercet.contracts import Batch
+from tercet.models import build, preset
+from tercet.training.evaluate_settings import EvaluateSettings
+from tercet.training.evaluating import evaluate_models
+from tercet.training.learned_scale import objective_for
+from tercet.training.step import Step
+from tests.models.tiny_words import save_tokenizer
+from tests.training.small import small_settings
+
+SMALL = {
+    "vision": {
+        "model_type": "swin",
+        "image_size": 32,
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [1, 2],
+        "window_size": 4,
+        "initializer_range": 0.1,
+    },
+    "joint_dim": 16,
+}
+
+
+def train(folder, **given):
+    settings = {"data": "scenes:30", "model": "xvlm-tiny", "epochs": 1, "batch_size": 30, "runs": folder}
+    model_settings = SMALL | given.pop("model_settings", {})
+    return tercet.train(**settings | {"model_settings": model_settings} | given)
+
+
+@pytest.mark.parametrize("objective", ["nt-xent", "con/sig-ms", "cir/sig-ms"])
+def test_any_objective_in_place_of_nt_xent(tmp_path, objective):
+    run = train(tmp_path, objective=objective)
+    settings = json.loads((run.folder / "settings.json").read_text())
+    assert settings["objective_settings"]["reduction"] == "mean"
+    assert settings["match_weight"] == 1
+    if objective == "nt-xent":
+        assert settings["objective_settings"]["temperature"] == 1
+    model = tercet.load(run.folder)
+    temperature = model.model.temperature.item()
+    assert (temperature != pytest.approx(0.07, abs=1e-9)) == (objective == "nt-xent")  # else it only draws negatives
+    assert model.embed_texts(["a red circle"]).shape == (1, 16)
+    assert "i2t_r1" in run.metrics
+
+
+def test_the_weights_of_both_losses():
+    """Their gradients add up with the weights asked for; each alone leaves the other's parts alone."""
+    torch.manual_seed(0)
+    model = build("xvlm", **preset("xvlm-tiny")[1] | SMALL | {"words": 20}).eval()  # no dropout
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.arange(6)
+    images, captions = torch.randn(6, 3, 32, 32, generator=generator), torch.randint(4, 20, (6, 5), generator=generator)
+    batch = Batch(images, captions, ids, ids, None, torch.full((6,), 5))
+
+    def gradients(**weights):
+        model.zero_grad()
+        step = Step(model, small_settings(**{"model": "xvlm-tiny"} | weights))
+        step(objective_for("xvlm", "nt-xent", {}), batch, seed=5)
+        return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+
+    alone = gradients(match_weight=0.0)
+    matching = gradients(match_weight=1.0, objective_weight=0.0)
+    both = gradients(match_weight=3.0, objective_weight=0.5)
+    assert not alone["match_head.0.weight"].any()
+    assert not matching["image_head.weight"].any()
+    assert not matching["temperature"].any()
+    assert matching["match_head.0.weight"].any()
+    assert alone["temperature"].any()
+    for name, gradient in both.items():
+        torch.testing.assert_close(gradient, 0.5 * alone[name] + 3 * matching[name], rtol=1e-3, atol=1e-5)
+
+
+def test_several_captions_an_image_make_pairs_too(tmp_path):
+    run = train(tmp_path, captions_each=2, batch_size=10, objective="smooth-ap")
+    assert run.metrics["rsum"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"match_weight": 1.0, "model": "heads", "model_settings": {}}, "--match-weight needs an X-VLM"),
+        ({"grad_cache": 8}, "neither the caption decoder nor matching"),
+        ({"objective_weight": -1.0}, "--objective-weight must be a number of at least 0"),
+        ({"second_beta": 1.0}, "--second-beta"),
+    ],
+)
+def test_what_does_not_go_together_is_told(tmp_path, given, message):
+    given = {"data": "scenes:30", "model": "xvlm-tiny", "model_settings": SMALL, "runs": tmp_path, **given}
+    with pytest.raises(ValueError, match=message):
+        tercet.train(**given)
+    assert not any(tmp_path.iterdir())
+
+
+def test_reranked_by_the_command(tmp_path):
+    run = train(tmp_path / "runs")
+    evaluated = {
+        k: evaluate_models(
+            EvaluateSettings(models=(run.folder,), data="scenes:30", rerank=k, out=tmp_path / "evaluations")
+        )
+        for k in (None, 1, 10, 10_000)
+    }
+    files = {each.file for each in evaluated.values()}
+    assert len(files) == 4  # none took the place of another
+    plain = evaluated[None].found.metrics
+    for k, each in evaluated.items():
+        metrics = each.found.metrics
+        assert metrics["rsum"] == pytest.approx(
+            sum(metrics[f"{side}_r{n}"] for side in ("i2t", "t2i") for n in (1, 5, 10))
+        )
+        if k == 1:  # one candidate looked at again is first again
+            assert (metrics["i2t_r1"], metrics["t2i_r1"]) == (plain["i2t_r1"], plain["t2i_r1"])
+        if k == 10:  # the same ten, in another order
+            assert (metrics["i2t_r10"], metrics["t2i_r10"]) == (plain["i2t_r10"], plain["t2i_r10"])
+    arrays = evaluated[10].found.ranks.arrays()
+    assert len(arrays["i2t_rank"]) == len(arrays["t2i_rank"])
+
+
+def test_reranking_is_refused_where_nothing_looks_again(tmp_path):
+    run = tercet.train(data="scenes:30", epochs=1, runs=tmp_path, model_settings={"joint_dim": 8})
+    for models, k, message in (((run.folder,), 5, "for one X-VLM"), ((run.folder,), 0, "must be at least 1")):
+        with pytest.raises(ValueError, match=message):
+            evaluate_models(EvaluateSettings(models=models, data="scenes:30", rerank=k, out=tmp_path / "out"))
+
+
+def test_a_published_bert_reads_cleaned_captions(tmp_path):
+    import transformers as t
+
+    from tercet.data.scenes import scenes
+
+    words = save_tokenizer(tmp_path / "bert", scenes("train", 50).as_split("global").texts)
+    config = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    t.BertModel(t.BertConfig(vocab_size=words, **config)).save_pretrained(tmp_path / "bert")
+    settings = {"text": str(tmp_path / "bert"), "fusion_layer": 1}
+    model = tercet.load(train(tmp_path / "runs", model_settings=settings).folder)
+    assert (model.reading.tokenizer or "").endswith("tokenizer")
+    same = model.embed_texts(["A red circle, and a blue square!", "a red circle and a blue square"])
+    torch.testing.assert_close(same[0], same[1])
+    long = "red " * 200
+    assert model.embed_texts([long]).isfinite().all()
+    assert runs.is_finished(next((tmp_path / "runs").glob("*_s0_*")))
