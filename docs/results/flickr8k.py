@@ -152,7 +152,19 @@ def about(name: str, section: Section) -> str:
     return (
         f"{said}; batches of {settings.get('batch_size', 128)}, {'/'.join(map(str, steps))} steps for all, smooth-ap "
         f"with five captions an image; {section.seeds} seeds; a run took {seconds:.0f} s (median) of one core, busy "
-        f"with others.{warm}{short}\n\n```\n{COMMANDS[name]}\n```"
+        f"with others.{warm}{short}{_rates(section)}\n\n```\n{COMMANDS[name]}\n```"
+    )
+
+
+def _rates(section: Section) -> str:
+    """How often each learning rate was chosen, where there was a choice."""
+    first = [next(iter(section.by_name[name].values()))["settings"] for name in section.order()]
+    chosen = [settings.get("learning_rate", USUAL_RATE) for settings in first]
+    if len(set(chosen)) == 1:
+        return ""
+    counts = ", ".join(f"{rate:g} ({chosen.count(rate)} times)" for rate in sorted(set(chosen)))
+    return (
+        f" Chosen were {counts}: the outer ones are the ends of the grid, so that a rate beyond them might do better."
     )
 
 
