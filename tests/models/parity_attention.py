@@ -110,10 +110,11 @@ def bfan() -> Iterator[Row]:
 
 def gate(weights, focus):
     """Of given attention (item query context): which parts are kept."""
-    from tercet.similarity.cross_attention import _gate
+    from tercet.similarity.cross_attention import _threshold
 
     items, _, longest = weights.shape
-    kept = _gate(weights.mT[..., None], torch.ones(items, longest, dtype=torch.bool), focus)
+    weights = weights.mT[..., None]
+    kept = weights > _threshold(weights, torch.ones(items, longest, dtype=torch.bool), focus)
     return kept[..., 0].mT.double()
 
 

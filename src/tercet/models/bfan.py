@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tercet.contracts import Similarity
 from tercet.models.part_sets import RegionSet, WordSet
 from tercet.similarity import CrossAttention, Parts, by_blocks
+from tercet.similarity.cross_attention import products_of, seen_from_the_other_side
 
 
 @dataclass(frozen=True)
@@ -62,4 +63,6 @@ class BFAN(nn.Module):
         return by_blocks(self._both_ways, encoded_images, encoded_captions)
 
     def _both_ways(self, images: Parts, captions: Parts) -> Similarity:
-        return self._attention(images, captions) + self._attention(captions, images).T
+        products = products_of(images, captions)
+        for_words = self._attention(images, captions, products)
+        return for_words + self._attention(captions, images, seen_from_the_other_side(products)).T

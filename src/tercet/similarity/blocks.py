@@ -52,7 +52,8 @@ class _Sides(NamedTuple):
 
     def blocks(self, entries: int) -> Iterator[tuple[slice, slice]]:
         """About as many images as captions each, all images of some captions first."""
-        side = max(1, round((entries / (self.images.real.shape[1] * self.captions.real.shape[1])) ** 0.5))
+        words = max(1.0, self.captions.real.sum().item() / len(self.captions.real))
+        side = max(1, round((entries / (self.images.real.shape[1] * words)) ** 0.5))
         for captions in _slices(len(self.captions.real), side):
             for images in _slices(len(self.images.real), side):
                 yield images, captions

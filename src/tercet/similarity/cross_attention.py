@@ -43,12 +43,18 @@ class CrossAttention:
     pooling_sharpness: float = 6.0
     """Of LogSumExp."""
 
-    def __call__(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item other"]:
-        return self.pooled(self.cosines(contexts, queries), queries.real)
+    def __call__(
+        self, contexts: Parts, queries: Parts, products: Products | None = None
+    ) -> Float[Tensor, "item other"]:
+        """`products`: of all parts with each other, where they are known already."""
+        return self.pooled(self.cosines(contexts, queries, products), queries.real)
 
-    def cosines(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item query other"]:
+    def cosines(
+        self, contexts: Parts, queries: Parts, products: Products | None = None
+    ) -> Float[Tensor, "item query other"]:
         """Of each query with what it attends to in each context; 0, and without a gradient, where one has no length."""
-        weights, products = self._weights(contexts, queries)
+        products = products_of(contexts, queries) if products is None else products
+        weights = self._weights(products, contexts.real, queries.real)
         gram = contexts.vectors @ contexts.vectors.mT
         found, squares = _Mix.apply(weights.flatten(2), products.flatten(2), gram)  # type: ignore[no-untyped-call]
         query_lengths = queries.vectors.norm(dim=2).T.flatten()
@@ -58,22 +64,22 @@ class CrossAttention:
 
     def attention(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item context other query"]:
         """Of each query over its context: adds up to 1, and is 0 where padded."""
-        weights, _ = self._weights(contexts, queries)
+        weights = self._weights(products_of(contexts, queries), contexts.real, queries.real)
         return (weights / weights.sum(dim=1, keepdim=True).clamp(min=TINY)).mT
 
-    def _weights(self, contexts: Parts, queries: Parts) -> tuple[Products, Products]:
-        """The attention up to a factor of each query, which no cosine depends on; and the raw products."""
-        flat = queries.vectors.transpose(0, 1).flatten(0, 1)
-        products = (contexts.vectors.flatten(0, 1) @ flat.T).view(*contexts.real.shape, *queries.real.T.shape)
-        scaled = _scaled(products, queries.real, self.norm, self.sharpness)
+    def _weights(
+        self, products: Products, contexts: Bool[Tensor, "item context"], queries: Bool[Tensor, "other query"]
+    ) -> Products:
+        """The attention up to a factor of each query, on which no cosine depends."""
+        scaled = _scaled(products, queries, self.norm, self.sharpness)
         if not (self.norm.endswith(("l1norm", "l2norm")) and self.sharpness <= SAFE):  # those are within +-sharpness
             scaled = scaled - scaled.detach().amax(dim=1, keepdim=True)
-        weights = scaled.exp()
-        if not contexts.real.all():
-            weights = weights.masked_fill(~contexts.real[:, :, None, None], 0)
+        weights = scaled.exp() if torch.is_grad_enabled() else scaled.exp_()
+        if not contexts.all():
+            weights = weights.masked_fill(~contexts[:, :, None, None], 0)
         if self.focus == "all":
-            return weights, products
-        return torch.where(_gate(weights.detach(), contexts.real, self.focus), weights, 0), products
+            return weights
+        return weights.masked_fill(weights.detach() <= _threshold(weights.detach(), contexts, self.focus), 0)
 
     def pooled(
         self, cosines: Float[Tensor, "item query other"], queries: Bool[Tensor, "other query"]
@@ -89,8 +95,19 @@ class CrossAttention:
         return total / real.sum(dim=0) if self.pooling == "Mean" else total
 
 
+def products_of(contexts: Parts, queries: Parts) -> Products:
+    """Of every part with every query."""
+    flat = queries.vectors.transpose(0, 1).flatten(0, 1)
+    return (contexts.vectors.flatten(0, 1) @ flat.T).view(*contexts.real.shape, *queries.real.T.shape)
+
+
+def seen_from_the_other_side(products: Products) -> Float[Tensor, "other query context item"]:
+    """The same products, queries and contexts in each other's place."""
+    return products.permute(3, 2, 1, 0).contiguous()
+
+
 def _scaled(products: Products, queries: Bool[Tensor, "other query"], norm: Norm, sharpness: float) -> Products:
-    """Sharpened, after each part of a context has been brought to one scale along the queries."""
+    """Sharpened, after each part of a context has been brought to one scale along the queries. Always a new tensor."""
     if norm == "softmax":
         return sharpness * torch.softmax(products.masked_fill(~queries.T, torch.finfo(products.dtype).min), dim=2)
     clipped = F.leaky_relu(products, LEAK) if norm.startswith("clipped") else products
@@ -101,19 +118,20 @@ def _scaled(products: Products, queries: Bool[Tensor, "other query"], norm: Norm
         lengths = clipped.square().sum(dim=2, keepdim=True).clamp(min=EPSILON**3).sqrt()
     else:
         lengths = clipped.abs().sum(dim=2, keepdim=True)
-    return clipped * (sharpness / (lengths + EPSILON))
+    factors = sharpness / (lengths + EPSILON)
+    return clipped * factors if torch.is_grad_enabled() or clipped is products else clipped.mul_(factors)
 
 
-def _gate(
+def _threshold(
     weights: Products, contexts: Bool[Tensor, "item context"], focus: Focus
-) -> Bool[Tensor, "item context query other"]:
-    """Which parts are kept; where all are alike and none is above the mean, all are: published, that is 0/0."""
+) -> Float[Tensor, "item 1 query other"]:
+    """What is above it is kept. Where nothing would be, since all are alike, all is: published, that is 0/0."""
     if focus == "equal":
-        kept = weights * contexts.sum(dim=1)[:, None, None, None] > weights.sum(dim=1, keepdim=True)
+        mean = weights.sum(dim=1, keepdim=True) / contexts.sum(dim=1)[:, None, None, None]
     else:
         roots = weights.sqrt()
-        kept = weights * roots.sum(dim=1, keepdim=True) > (weights * roots).sum(dim=1, keepdim=True)
-    return kept | ~kept.any(dim=1, keepdim=True)
+        mean = (weights * roots).sum(dim=1, keepdim=True) / roots.sum(dim=1, keepdim=True)
+    return torch.where(weights.amax(dim=1, keepdim=True) > mean, mean, -1)
 
 
 class _Mix(torch.autograd.Function):
@@ -124,6 +142,9 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, products: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
         mixed = gram @ weights
+        if not any(ctx.needs_input_grad):  # in place: half of the time goes to memory
+            squares = mixed.mul_(weights).sum(dim=1)
+            return weights.mul_(products).sum(dim=1), squares
         ctx.save_for_backward(weights, products, mixed)
         return (weights * products).sum(dim=1), (weights * mixed).sum(dim=1)
 

@@ -22,7 +22,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, encoded: Float[Tensor, "item part dim"]) -> "Parts":
-        return cls(encoded, encoded.detach().ne(0).any(dim=2))
+        return cls(encoded, _is_something(encoded))
 
     def trimmed(self) -> "Parts":
         """Without what is padding in every item; one part is left where all of them are empty."""
@@ -35,9 +35,14 @@ def padded_with_zeros(
     vectors: Float[Tensor, "item part dim"], real: Bool[Tensor, "item part"]
 ) -> Float[Tensor, "item part dim"]:
     """Zeros where padded; a speck in what is real and all zeros, such as a region without features."""
-    empty = real & ~vectors.detach().ne(0).any(dim=2)
+    empty = real & ~_is_something(vectors)
     specks = F.pad(empty[..., None].to(vectors.dtype) * SPECK, (0, vectors.shape[2] - 1))
     return torch.where(real[..., None], vectors + specks, 0)
+
+
+def _is_something(vectors: Float[Tensor, "item part dim"]) -> Bool[Tensor, "item part"]:
+    """Not all zeros; NaN is something."""
+    return vectors.detach().abs().amax(dim=2) != 0
 
 
 def joined(sets: list[Float[Tensor, "_ _ dim"]]) -> Float[Tensor, "item part dim"]:
