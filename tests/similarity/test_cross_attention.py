@@ -125,6 +125,21 @@ def test_width_of_the_padding_has_no_effect():
     )
 
 
+@pytest.mark.parametrize("sharpness", [9.0, 20.0, 36.0, 100.0])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_sharp_attention_does_not_see_padding(norm, sharpness):
+    """Regions that all point away from the word: next to them the padding's product of 0 is huge."""
+    word = sets([1], seed=3).float()
+    away = torch.cat([-word, -word + 0.3 * sets([1], seed=4).float()], dim=1)
+    how = CrossAttention(sharpness, norm)
+    alone = how(Parts.of(away), Parts.of(word)).item()
+    beside = how(Parts.of(torch.nn.functional.pad(away, (0, 0, 0, 3))), Parts.of(word)).item()
+    assert alone < -0.8
+    assert beside == pytest.approx(alone, abs=1e-6)
+    small = how(Parts.of(1e-6 * away), Parts.of(word)).item()
+    assert small < -0.8  # cosines do not depend on lengths, small as they may be
+
+
 @pytest.mark.parametrize("focus", FOCUSES)
 @pytest.mark.parametrize(
     ("lengths", "other_lengths"),
@@ -135,7 +150,7 @@ def test_nothing_is_nan_where_there_is_one_part_or_none(lengths, other_lengths, 
     images, captions = sets(lengths, longest=5).requires_grad_(), sets(other_lengths, seed=1).requires_grad_()
     for norm in NORMS:
         for pooling in POOLINGS:
-            how = CrossAttention(20.0, norm, focus, pooling)
+            how = CrossAttention(20.0 if pooling == "Mean" else 50.0, norm, focus, pooling)
             for compare in (how, lambda a, b, how=how: how(b, a).T):
                 similarity = by_blocks(compare, images, captions)
                 assert similarity.shape == (len(lengths), len(other_lengths))

@@ -24,8 +24,8 @@ Products = Float[Tensor, "item context query other"]
 
 LEAK = 0.1
 EPSILON = 1e-8
-TINY = 1e-30  # below it a squared length is taken as 0
-SAFE = 30.0  # exp(+-SAFE), squared and added up, is a float32
+TINY = 1e-38  # below it a squared length is taken as 0
+SAFE = 20.0  # exp(+-SAFE), squared and multiplied by squared lengths, is a float32
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class CrossAttention:
         """The attention up to a factor of each query, on which no cosine depends."""
         scaled = _scaled(products, queries, self.norm, self.sharpness)
         if not (self.norm.endswith(("l1norm", "l2norm")) and self.sharpness <= SAFE):  # those are within +-sharpness
-            scaled = scaled - scaled.detach().amax(dim=1, keepdim=True)
+            scaled = scaled - _largest(scaled.detach(), contexts)
         weights = scaled.exp() if torch.is_grad_enabled() else scaled.exp_()
         if not contexts.all():
             weights = weights.masked_fill(~contexts[:, :, None, None], 0)
@@ -120,6 +120,13 @@ def _scaled(products: Products, queries: Bool[Tensor, "other query"], norm: Norm
         lengths = clipped.abs().sum(dim=2, keepdim=True)
     factors = sharpness / (lengths + EPSILON)
     return clipped * factors if torch.is_grad_enabled() or clipped is products else clipped.mul_(factors)
+
+
+def _largest(scaled: Products, contexts: Bool[Tensor, "item context"]) -> Float[Tensor, "item 1 query other"]:
+    """Of the real parts of each context; 0 where there are none."""
+    real = contexts[:, :, None, None]
+    largest = scaled.masked_fill(~real, torch.finfo(scaled.dtype).min).amax(dim=1, keepdim=True)
+    return largest.masked_fill(~real.any(dim=1, keepdim=True), 0)
 
 
 def _threshold(
