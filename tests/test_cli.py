@@ -199,3 +199,26 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
     assert process.returncode == 130
     assert "what was finished is kept, call again to go on" in errors
     assert "Traceback" not in errors
+
+
+def test_every_system_that_has_originals_can_be_imported(tmp_path):
+    from tercet import load
+    from tercet.models.original import ORIGINALS
+    from tests.models.parity import GOLDENS
+
+    files = {
+        "vsepp": "ckpt_vsepp.pth.tar",
+        "vsrn": "ckpt_vsrn_f30k.pth.tar",
+        "vse-infinity": "ckpt_vseinf_region_bigru.pth",
+        "scan": "ckpt_scan.pth.tar",
+        "bfan": "ckpt_bfan.pth.tar",
+        "xvlm": "ckpt_xvlm_finetuned.pth",
+    }
+    assert set(files) == set(ORIGINALS)
+    for system, file in files.items():
+        done = tercet("import", system, str(GOLDENS / file), str(tmp_path / system))
+        assert done.returncode == 0, done.stderr
+        assert load(tmp_path / system).system == system
+    done = tercet("import", "bfan", str(GOLDENS / files["scan"]), str(tmp_path / "wrong"))
+    assert done.returncode == 2
+    assert "called with cross_attn, which BFAN does not have" in done.stderr

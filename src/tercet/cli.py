@@ -122,7 +122,7 @@ def _import(arguments: list[str]) -> None:
     class Import:
         """Read an authors' checkpoint and write a folder that `tercet.load` takes. Nothing in the file is executed."""
 
-        system: tyro.conf.Positional[Literal["vsepp", "vsrn", "vse-infinity"]]
+        system: tyro.conf.Positional[Literal["vsepp", "vsrn", "vse-infinity", "scan", "bfan", "xvlm"]]
         file: tyro.conf.Positional[Path]
         """The checkpoint: model_best.pth.tar and its like."""
         target: tyro.conf.Positional[Path]

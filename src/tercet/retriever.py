@@ -121,11 +121,9 @@ class Retriever(nn.Module):
     def _tokens(self, texts: Sequence[str]) -> Tokens:
         if not len(texts):
             raise ValueError("there is nothing to embed")
-        if self.reading.vocabulary is not None:
-            return tokens_of(texts, self.reading.vocabulary)
-        if self.reading.tokenizer is None:
+        if self.reading.vocabulary is None and self.reading.tokenizer is None:
             raise ValueError(f"this {self.system} model came without its vocabulary: give it when importing")
-        return pretrained_tokens(self.system, texts, self.reading.tokenizer, self.longest)
+        return read_tokens(self.system, texts, self.reading.vocabulary or self.reading.tokenizer, self.longest)
 
     @property
     def longest(self) -> int | None:
@@ -238,11 +236,17 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor], place: Path) -> 
     model.load_state_dict(weights)
 
 
-def pretrained_tokens(system: str, texts: Sequence[str], tokenizer: str, longest: int | None) -> Tokens:
-    """As this system reads: X-VLM's captions are cleaned first and cut as published."""
+def read_tokens(system: str, texts: Sequence[str], reader: Vocabulary | str | None, longest: int | None) -> Tokens:
+    """By a vocabulary, or the tokenizer of that name; X-VLM's captions are cleaned first and cut as published."""
+    assert reader is not None
     if system == "xvlm":
-        return pretrained_tokens_of([cleaned(text) for text in texts], tokenizer, longest=LONGEST_IN_TOKENS)
-    return pretrained_tokens_of(texts, tokenizer, longest=longest)
+        longest = min(LONGEST_IN_TOKENS, longest or LONGEST_IN_TOKENS)
+        texts = [cleaned(text, longest - 2) for text in texts]  # beside the signs of start and end
+    return (
+        tokens_of(texts, reader)
+        if isinstance(reader, Vocabulary)
+        else pretrained_tokens_of(texts, reader, longest=longest)
+    )
 
 
 def _text_model(system: str, settings: Any) -> dict[str, Any] | None:

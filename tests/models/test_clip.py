@@ -10,7 +10,7 @@ import tercet
 from tercet.contracts import Matcher
 from tercet.data.scenes import scenes
 from tercet.models import build
-from tercet.training.learned_scale import objective_for, scale_and_bias
+from tercet.training.learned_scale import fitted, objective_for, scale_and_bias
 from tests.models.tiny_clips import SAVED
 
 PIXELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -99,17 +99,26 @@ def test_nt_xent_and_sigmoid_are_the_published_losses(folder):
     ids = torch.nn.functional.pad(CAPTIONS, (0, 43)) if siglip else CAPTIONS
     mask = None if siglip else (torch.arange(5) < LENGTHS[:, None]).long()
     wanted = theirs(input_ids=ids, attention_mask=mask, pixel_values=PIXELS, return_loss=True).loss
-    objective = objective_for("clip", "sigmoid" if siglip else "nt-xent", {})
-    scale, bias = scale_and_bias(model, objective)
+    objective = fitted(objective_for("clip", "sigmoid" if siglip else "nt-xent", {}), model, {})
+    scale, bias = scale_and_bias(model, objective, {})
     found = objective(model.encode_images(PIXELS), model.encode_captions(CAPTIONS, LENGTHS), scale=scale, bias=bias)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def test_a_named_temperature_is_fixed_and_margins_see_cosines(folder):
     model = build("clip", clip=folder)
-    assert scale_and_bias(model, objective_for("clip", "nt-xent", {}))[0] is not None
-    assert scale_and_bias(model, objective_for("clip", "nt-xent", {"temperature": 0.1})) == (None, None)
-    assert scale_and_bias(model, objective_for("clip", "cir/sig-ms", {})) == (None, None)
+    assert scale_and_bias(model, objective_for("clip", "nt-xent", {}), {})[0] is not None
+    for temperature in (0.1, 1.0):
+        named = {"temperature": temperature}
+        assert scale_and_bias(model, objective_for("clip", "nt-xent", named), named) == (None, None)
+    assert scale_and_bias(model, objective_for("clip", "cir/sig-ms", {}), {}) == (None, None)
+    has_bias = model.scale_and_bias()[1] is not None
+    sigmoid = objective_for("clip", "sigmoid", {})
+    assert fitted(sigmoid, model, {}).settings["bias"] == (0 if has_bias else -10)
+    named = {"bias": -3.0}
+    sigmoid = fitted(objective_for("clip", "sigmoid", named), model, named)
+    assert sigmoid.settings["bias"] == -3
+    assert scale_and_bias(model, sigmoid, named)[1] is None
     assert objective_for("heads", "nt-xent", {}).settings["temperature"] == 0.1
 
 
@@ -153,7 +162,7 @@ def test_it_learns_32_scenes_by_heart_and_its_scale_grows(folder):
     first = model.scale_and_bias()[0].item()
     for _ in range(150):
         optimizer.zero_grad()
-        scale, bias = scale_and_bias(model, objective)
+        scale, bias = scale_and_bias(model, objective, {})
         objective(model.encode_images(images), model.encode_captions(ids, lengths), scale=scale, bias=bias).backward()
         optimizer.step()
     model.eval()

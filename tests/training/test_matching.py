@@ -146,3 +146,33 @@ def test_a_published_bert_reads_cleaned_captions(tmp_path):
     long = "red " * 200
     assert model.embed_texts([long]).isfinite().all()
     assert runs.is_finished(next((tmp_path / "runs").glob("*_s0_*")))
+
+
+def test_the_recipe_reduces_by_the_mean_also_beside_named_settings(tmp_path):
+    from tercet.training.config import train_settings
+    from tercet.training.run import resolve
+
+    named = train_settings({"model": "xvlm-tiny", "objective": "cir/sig-ms", "objective_settings": {"tau": 5.0}})
+    main, _, identity = resolve(named)
+    assert (main.settings["reduction"], main.settings["tau"]) == ("mean", 5)
+    assert not identity["learned_scale"]
+    order = train_settings({"model": "vsepp-order", "objective": "nt-xent"})  # whose recipe names a margin
+    assert resolve(order)[0].settings["temperature"] == 0.1
+    assert resolve(train_settings({"model": "vsepp-order"}))[0].settings["margin"] == 0.05
+    learned, fixed = (
+        resolve(train_settings({"model": "xvlm-tiny", "objective": "nt-xent", "objective_settings": each}))[2]
+        for each in ({}, {"temperature": 1.0})
+    )
+    assert learned != fixed
+
+
+def test_a_long_caption_is_cut(tmp_path):
+    model = tercet.load(train(tmp_path).folder)
+    long = model.embed_texts(["red " * 200, "red " * 30])
+    torch.testing.assert_close(long[0], long[1])
+
+
+def test_a_run_repeats_from_its_own_settings(tmp_path):
+    run = train(tmp_path)
+    again = tercet.train(config=run.folder / "settings.json", runs=tmp_path)
+    assert again.folder == run.folder

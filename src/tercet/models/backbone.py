@@ -70,7 +70,11 @@ def config_of(model: Any) -> dict[str, Any]:
 
 def image_side(config: dict[str, Any] | str) -> int:
     """Pixels of a side of the squares that it sees."""
-    return int(_config(config).image_size)
+    found = _config(config)
+    side = getattr(found, "image_size", None)
+    if not isinstance(side, int):
+        raise ValueError(f"{found.model_type} does not say how large the images are that it sees: a Swin does")
+    return side
 
 
 def text_places(config: dict[str, Any] | str) -> int:
@@ -86,6 +90,10 @@ def _config(config: dict[str, Any] | str) -> Any:
         raise ValueError("backbones need transformers: pip install 'tercet[hf]'") from error
     if isinstance(config, dict):
         settings = dict(config)
+        if "model_type" not in settings:
+            raise ValueError(
+                f"a configuration of Hugging Face names its model_type; this one has {', '.join(settings)}"
+            )
         return AutoConfig.for_model(settings.pop("model_type"), **settings)
     try:
         return AutoConfig.from_pretrained(config, trust_remote_code=False)

@@ -142,6 +142,12 @@ def _check_choices(system: str, settings: Any) -> None:
             raise ValueError(
                 f"{system}: {field.name} is {known}, not {value!r}{_nearest(str(value), list(get_args(kind)))}"
             )
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError(f"{system}: {field.name} is true or false, not {value!r}")
+        if kind is float and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+            raise ValueError(f"{system}: {field.name} must be a number above 0, got {value!r}")
+        if kind is int and not isinstance(value, int):
+            raise ValueError(f"{system}: {field.name} must be a whole number, got {value!r}")
         size = (field.name.endswith("dim") or field.name in SIZES) and value is not None
         if size and not (isinstance(value, int) and 1 <= value <= LARGEST):
             raise ValueError(f"{system}: {field.name} must be a whole number from 1 to {LARGEST:,}, got {value!r}")

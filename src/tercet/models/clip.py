@@ -15,6 +15,8 @@ from tercet.models.norms import check_lengths, real_parts, unit
 # What stands between the towers and the joint space.
 HEADS = ("visual_projection", "text_projection", "vision_model.head", "text_model.head", "logit_scale", "logit_bias")
 
+UNLIKE = ("siglip2", "flava")  # pictures of any shape; several encoders
+
 
 @dataclass(frozen=True)
 class CLIPSettings:
@@ -33,8 +35,12 @@ class CLIP(nn.Module):
     def __init__(self, settings: CLIPSettings) -> None:
         super().__init__()
         self.model: Any = pretrained(settings.clip)
-        if not hasattr(self.model, "get_text_features") or not hasattr(self.model, "get_image_features"):
-            raise ValueError(f"{self.model.config.model_type} is no dual encoder such as CLIP or SigLIP")
+        needed = ("get_text_features", "get_image_features", "logit_scale")
+        kind = self.model.config.model_type
+        if not all(hasattr(self.model, each) for each in needed) or kind in UNLIKE:
+            raise ValueError(
+                f"{kind} is no dual encoder such as CLIP or SigLIP, with square pictures and a learned scale"
+            )
         self.settings = replace(settings, clip=config_of(self.model))
         if settings.trained == "heads":
             for name, parameter in self.model.named_parameters():

@@ -149,6 +149,7 @@ def _vse_infinity_settings(states: States, options: dict[str, Any]) -> dict[str,
 
 def _scan_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
     image, text = states[:2]
+    _refuse_options(options, "SCAN", ("focal_type", "measure"))
     attends = str(options.get("cross_attn", "t2i"))
     return _part_set_settings(states, options) | {
         "attends": attends,
@@ -162,10 +163,18 @@ def _scan_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bfan_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:
+    _refuse_options(options, "BFAN", ("cross_attn", "measure"))
     return _part_set_settings(states, options) | {
         "focus": str(options.get("focal_type", "equal")),
         "sharpness": float(options.get("lambda_softmax", 20.0)),
     }
+
+
+def _refuse_options(options: dict[str, Any], system: str, others: tuple[str, ...]) -> None:
+    """Weights of these systems have the same names and shapes; the calls of their programs tell them apart."""
+    for name in others:
+        if name in options:
+            raise ValueError(f"its program was called with {name}, which {system} does not have")
 
 
 def _part_set_settings(states: States, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,13 @@ from typing import Any
 from tercet.training.recipes import RECIPES
 from tercet.training.settings import TrainSettings, settings_of
 
-RESOLVED = ("objective_source", "first_source", "start_checksum")  # in a run's settings.json, and no settings
+RESOLVED = (
+    "objective_source",
+    "first_source",
+    "start_checksum",
+    "learned_scale",
+    "pretrained",
+)  # in a run's settings.json, and no settings
 
 
 def train_settings(given: dict[str, Any]) -> TrainSettings:
@@ -37,6 +43,10 @@ def read_config(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file}: expected settings by name")
+    if content.get("learned_scale"):  # its neutral temperature was not named
+        content["objective_settings"] = {
+            name: value for name, value in content["objective_settings"].items() if name not in ("temperature", "bias")
+        }
     return {name: value for name, value in content.items() if name not in RESOLVED}
 
 

@@ -16,9 +16,8 @@ from tercet.data.formats import open_data
 from tercet.data.pairs import PairedData, Source, paired
 from tercet.data.pixels import Pixels
 from tercet.data.rows import Rows
-from tercet.data.text.tokens import tokens_of
 from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
-from tercet.retriever import WEIGHTS, Retriever, load, pretrained_tokens
+from tercet.retriever import WEIGHTS, Retriever, load, read_tokens
 from tercet.training.evaluate_settings import EvaluateSettings
 from tercet.training.reranking import check_reranking, evaluate_reranked, reranked
 from tercet.training.validation import encoded, tiles_of
@@ -37,7 +36,7 @@ def evaluate_models(settings: EvaluateSettings) -> Evaluated:
     if not models:
         raise ValueError("name at least one run or model")
     if settings.rerank is not None:
-        check_reranking([model.model for model in models], settings.rerank)
+        check_reranking([model.model for model in models], settings.rerank, settings.protocol)
     data = open_data(settings.data, images=settings.images, features=settings.features)
     split = data.split(settings.split)
     sides = [as_read_by(model, settings.data, split) for model in models]
@@ -81,10 +80,8 @@ def as_read_by(model: Retriever, name: str, split: Split) -> PairedData:
             raise ValueError(f"{name} has no pictures, which this {model.system} sees; give --images FOLDER")
         images = Pixels(split.pictures, reading.pixels)
     captions: Source | None = None
-    if reading.vocabulary is not None:
-        captions = tokens_of(split.texts, reading.vocabulary)
-    elif reading.tokenizer is not None:
-        captions = pretrained_tokens(model.system, split.texts, reading.tokenizer, model.longest)
+    if reading.vocabulary is not None or reading.tokenizer is not None:
+        captions = read_tokens(model.system, split.texts, reading.vocabulary or reading.tokenizer, model.longest)
     elif model.system != "heads":
         raise ValueError(f"this {model.system} came without its vocabulary: import it again with --vocabulary")
     data = paired(name, split, images, captions)

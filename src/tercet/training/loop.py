@@ -26,7 +26,7 @@ from tercet.training import distributed
 from tercet.training.checkpoint import newest_state, save_state
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.interrupt import Interrupt
-from tercet.training.learned_scale import scaled
+from tercet.training.learned_scale import fitted, scaled
 from tercet.training.optimizers import freeze, make_optimizer
 from tercet.training.report import Report
 from tercet.training.schedule import ramp, schedule
@@ -223,8 +223,9 @@ class Loop:
         similarity = self.model.similarity(outcome.images, outcome.captions)
         positives = batch.positives()
         monitor = objective.monitor(similarity, positives, batch.ignored).item()
-        seen = scaled(similarity, self.model, objective).detach()
-        counts = cocos(objective, seen, positives, ignored=batch.ignored)
+        named = self.settings.objective_settings
+        seen = scaled(similarity, self.model, objective, named).detach()
+        counts = cocos(fitted(objective, self.model, named), seen, positives, ignored=batch.ignored)
         self.news["monitor"] = f"{monitor:.3g}"
         self.watch.step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)
         if self.metrics is not None:

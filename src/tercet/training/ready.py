@@ -14,13 +14,15 @@ from tercet.data.formats import open_data
 from tercet.data.pairs import PairedData, Source, paired
 from tercet.data.pixels import Pixels, PixelSettings
 from tercet.data.pretrained_pixels import pretrained_pixels, warped_pixels
-from tercet.data.text.tokens import tokens_of
+from tercet.data.text.cleaning import cleaned
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.models import SYSTEMS, build, preset
 from tercet.models.backbone import image_side
 from tercet.models.backbone import text_places as places_of
-from tercet.retriever import Reading, Retriever, load, pretrained_tokens
+from tercet.retriever import Reading, Retriever, load, read_tokens
 from tercet.training.settings import TrainSettings
+
+OF_REGIONS = ("vsrn", "scan", "bfan")
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,11 @@ Side = tuple[Read, dict[str, Any], dict[str, Any]]
 def _images(data: DataSet, system: str, wanted: dict[str, Any], settings: TrainSettings) -> Side:
     """Pixels for a model with a backbone, where the data has pictures and no features; features otherwise."""
     split = data.split(settings.train_split)
-    seen_by = wanted.get(SYSTEMS[system].vision or "")
-    only_pixels = seen_by is not None and "image_dim" not in {f.name for f in fields(SYSTEMS[system].settings)}
+    vision = SYSTEMS[system].vision
+    seen_by = wanted.get(vision or "")
+    only_pixels = "image_dim" not in {each.name for each in fields(SYSTEMS[system].settings)}
+    if only_pixels and seen_by is None:
+        raise ValueError(f"{system} needs its vision model: --model-settings {vision}=NAME or {vision}=path/to/folder")
     if only_pixels or (seen_by is not None and wanted.get("image_dim") is None and split.features is None):
         pixels = _pixels(system, seen_by, settings)
         if split.pictures is None:
@@ -119,6 +124,11 @@ def _images(data: DataSet, system: str, wanted: dict[str, Any], settings: TrainS
         return read, {}, {"pixels": pixels}
     if split.features is None:
         raise ValueError(f"{data.path} has no features of images: run `tercet features` first, or train with pixels")
+    if system in OF_REGIONS and len(split.features.shape) != 3:
+        raise ValueError(
+            f"{data.path} has one vector an image, {system} takes several regions: name others with --features "
+            "(scenes and `tercet features --grid` have regions)"
+        )
     encoder, grid = encoders_of(data.path).images
     return (
         lambda part: part.features,
@@ -143,8 +153,14 @@ def _captions(data: DataSet, system: str, wanted: dict[str, Any], settings: Trai
     read_by = wanted.get(SYSTEMS[system].text or "")
     if isinstance(read_by, str):
         longest = places_of(read_by)
-        return lambda part: pretrained_tokens(system, part.texts, read_by, longest), {}, {"tokenizer": read_by}
+        return lambda part: read_tokens(system, part.texts, read_by, longest), {}, {"tokenizer": read_by}
     if system == "clip":
         raise ValueError("clip is trained from a published one: --model-settings clip=NAME or clip=path/to/folder")
-    words: Vocabulary = build_vocabulary(split.texts)
-    return lambda part: tokens_of(part.texts, words), {"words": len(words)}, {"vocabulary": words}
+    texts = [cleaned(text) for text in split.texts] if system == "xvlm" else split.texts
+    words: Vocabulary = build_vocabulary(texts)
+    places = None if read_by is None else places_of(read_by)
+    return (
+        lambda part: read_tokens(system, part.texts, words, places),
+        {"words": len(words)},
+        {"vocabulary": words},
+    )

@@ -1,5 +1,6 @@
 """A model that matches pairs closely looks again at the top k of each query: X-VLM's evaluation."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from tercet.data.pairs import PairedData, Source
 from tercet.evaluation import Evaluation, evaluate_tiles
+from tercet.evaluation.metrics import metrics_of
 from tercet.evaluation.ranks import Ranks
 from tercet.evaluation.rerank import Reranked, rerank
 from tercet.evaluation.tiles import tiles_of_matrix
@@ -14,8 +16,12 @@ from tercet.evaluation.tiles import tiles_of_matrix
 AT_ONCE = 32
 
 
-def check_reranking(models: list[Any], k: int) -> None:
+def check_reranking(models: list[Any], k: int, protocol: str) -> None:
     """Before any work."""
+    if protocol == "coco-1k":
+        raise ValueError(
+            "--rerank looks at the top of the whole split, coco-1k ranks within folds: they do not go together"
+        )
     if k < 1:
         raise ValueError(f"--rerank must be at least 1, the candidates of a query to look at again, got {k}")
     if len(models) != 1 or not hasattr(models[0], "matching"):
@@ -45,18 +51,16 @@ def evaluate_reranked(found: Reranked, owners: Tensor, **how: Any) -> Evaluation
     """Each direction by its own similarities, under any protocol."""
     i2t, t2i = (evaluate_tiles(tiles_of_matrix(side.cpu()), owners, **how) for side in found)
     ranks = Ranks(i2t.ranks.i2t, t2i.ranks.t2i, i2t.ranks.symmetric)
-    folds = tuple(_directions(a, b) for a, b in zip(i2t.folds, t2i.folds, strict=True))
     note = "re-ranked: what was not looked at again ties at the end, so that median and mean ranks say little"
-    return Evaluation(_directions(i2t.metrics, t2i.metrics), ranks, folds, (*i2t.notes, note))
+    metrics = _directions(i2t.metrics, t2i.metrics) | metrics_of(ranks)
+    return Evaluation(metrics, ranks, (), (*i2t.notes, note))
 
 
 def _directions(i2t: dict[str, float], t2i: dict[str, float]) -> dict[str, float]:
-    mixed = {name: (t2i if "t2i_" in name else i2t)[name] for name in i2t}
-    recalls = [mixed[f"{side}_r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10)]
-    return mixed | {"rsum": sum(recalls)}
+    return {name: (t2i if "t2i_" in name else i2t)[name] for name in i2t}
 
 
-def _parts(source: Source, device: torch.device) -> list[tuple[Any, Any]]:
-    parts = torch.arange(len(source)).split(AT_ONCE)
-    taken = [source.take(part) for part in parts]
-    return [(items.to(device), None if lengths is None else lengths.to(device)) for items, lengths in taken]
+def _parts(source: Source, device: torch.device) -> Iterator[tuple[Any, Any]]:
+    for part in torch.arange(len(source)).split(AT_ONCE):
+        items, lengths = source.take(part)
+        yield items.to(device), None if lengths is None else lengths.to(device)

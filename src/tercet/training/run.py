@@ -1,5 +1,6 @@
 """One run from settings to a finished folder: `tercet train` and `tercet.train`."""
 
+import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from tercet import runs
 from tercet.data.whole import LOCK, alone
-from tercet.models import preset
+from tercet.models import SYSTEMS, preset
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.from_file import is_file_name, source_checksum
 from tercet.retriever import WEIGHTS
@@ -17,7 +18,7 @@ from tercet.training import distributed
 from tercet.training.board import Board
 from tercet.training.config import train_settings
 from tercet.training.evaluating import checksum_of_weights
-from tercet.training.learned_scale import objective_for
+from tercet.training.learned_scale import objective_for, takes_scale
 from tercet.training.loop import Loop
 from tercet.training.memory import Memory
 from tercet.training.ready import Ready, make_ready
@@ -106,9 +107,27 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         "objective_settings": main.settings,
         "objective_source": source_checksum(settings.objective) if own else None,
         "first_source": source_checksum(early) if early is not None and is_file_name(early) else None,
+        "learned_scale": takes_scale(settings.model, main.settings, settings.objective_settings),
+        "pretrained": _pretrained_checksums(settings),
         "start_checksum": None if settings.start_from is None else _start_checksum(Path(settings.start_from)),
     }
     return main, first, identity
+
+
+def _pretrained_checksums(settings: TrainSettings) -> dict[str, str]:
+    """Of weights in local folders that the model begins with; a name of the hub says it itself."""
+    system, wanted = preset(settings.model)
+    wanted = wanted | settings.model_settings
+    found = {}
+    for part in sorted({SYSTEMS[system].vision or "", SYSTEMS[system].text or ""}):
+        folder = wanted.get(part)
+        if isinstance(folder, str) and Path(folder).is_dir():
+            files = sorted(f for kind in ("*.safetensors", "*.bin", "config.json") for f in Path(folder).glob(kind))
+            digest = hashlib.sha256()
+            for file in files:
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+            found[part] = digest.hexdigest()[:16]
+    return found
 
 
 def _start_checksum(folder: Path) -> str:

@@ -198,7 +198,8 @@ def settings_of(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSet
             near = get_close_matches(name, KNOWN, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise ValueError(f"train has no setting {name!r}{hint}; it has: {', '.join(KNOWN)}")
-    wanted = {**recipe, **given}
+    # Those of the recipe are for its objective, and are looked at where the objective is made.
+    wanted = {name: value for name, value in recipe.items() if name != "objective_settings"} | dict(given)
     if wanted.get("schedule", "steps") != "steps" and "decay_epochs" not in given:
         wanted.pop("decay_epochs", None)  # they belong to the recipe's own schedule
     kinds = get_type_hints(TrainSettings)

@@ -14,7 +14,7 @@ from tercet.data.dropout import SizeAugmentation, drop_regions
 from tercet.objectives.base import RowObjective
 from tercet.training import distributed
 from tercet.training.grad_cache import Cached, refuse_batch_norm
-from tercet.training.learned_scale import scale_and_bias, scaled
+from tercet.training.learned_scale import fitted, scale_and_bias, scaled
 from tercet.training.randomness import reseed
 from tercet.training.settings import TrainSettings
 
@@ -40,6 +40,7 @@ class Step:
 
     def __call__(self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0) -> Outcome:
         reseed(seed, batch.images.device)
+        objective = fitted(objective, self.model, self.settings.objective_settings)
         if self.settings.grad_cache is not None:
             return self._cached(objective, batch, seed, factor)
         images, captions, second_loss = self._sides(batch)
@@ -50,7 +51,7 @@ class Step:
     def encode_images(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "image *rest"]:
         with self._autocast(items):
             encoded: Tensor = self._encode_images(items, lengths)
-        return encoded.float() if encoded.dtype == torch.bfloat16 else encoded
+        return _widened(encoded)
 
     def _encode_some_cells(self, pixels: Tensor, lengths: Tensor | None) -> Tensor:
         """Size augmentation of a grid, whose cells exist only behind the backbone."""
@@ -62,17 +63,18 @@ class Step:
     def encode_captions(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "caption *rest"]:
         with self._autocast(items):
             encoded: Tensor = self._encode_captions(items, lengths)
-        return encoded.float() if encoded.dtype == torch.bfloat16 else encoded
+        return _widened(encoded)
 
     def _scalar(self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Whose backward delivers the pair gradient. Dot products may be streamed and gathered from all processes."""
         if self.model.dot_product and batch.ignored is None and batch.also_positive is None:
-            scale, bias = scale_and_bias(self.model, objective)
+            scale, bias = scale_and_bias(self.model, objective, self.settings.objective_settings)
             return objective(
                 images, captions, image_ids=batch.image_ids, caption_ids=batch.caption_ids, scale=scale, bias=bias
             )
         if distributed.world()[1] == 1:
-            similarity = scaled(self.model.similarity(images, captions), self.model, objective)
+            plain = self.model.similarity(images, captions)
+            similarity = scaled(plain, self.model, objective, self.settings.objective_settings)
             return objective.on_similarity(similarity, batch.positives(), batch.ignored)
         if batch.ignored is not None or batch.also_positive is not None:
             raise ValueError("several processes: no pair may be ignored, nor be a positive although its ids differ")
@@ -102,7 +104,7 @@ class Step:
                 images, captions, loss = self.model.encode_and_match(
                     batch.images, batch.captions, batch.caption_lengths, batch.positives()
                 )
-            return images.float(), captions.float(), self.settings.match_weight * loss
+            return _widened(images), _widened(captions), self.settings.match_weight * loss
         if not self.settings.caption_weight:
             images, second_loss = self.encode_images(batch.images, batch.image_lengths), 0.0
         else:
@@ -110,7 +112,7 @@ class Step:
                 images, loss = self.model.encode_and_write(
                     batch.images, batch.image_lengths, batch.captions, batch.caption_lengths
                 )
-            images = images.float() if images.dtype == torch.bfloat16 else images
+            images = _widened(images)
             second_loss = self.settings.caption_weight * loss
         return images, self.encode_captions(batch.captions, batch.caption_lengths), second_loss
 
@@ -118,3 +120,8 @@ class Step:
         if self.settings.precision != "bf16":
             return nullcontext()
         return torch.autocast(items.device.type, dtype=torch.bfloat16)
+
+
+def _widened(encoded: Tensor) -> Tensor:
+    """Similarities and gradients on them are never of half precision."""
+    return encoded.float() if encoded.dtype == torch.bfloat16 else encoded

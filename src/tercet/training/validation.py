@@ -36,7 +36,8 @@ def tiles_of(model: Any, images: Encoded, captions: Encoded) -> Tiles:
     """Dot products where they are the model's similarity; else the model compares, block by block."""
     if isinstance(images, Tensor) and isinstance(captions, Tensor) and model.dot_product:
         return tiles_of_embeddings(images, captions)
-    return tiles_of_blocks(model.similarity, images, captions)
+    device = next(model.parameters()).device
+    return tiles_of_blocks(lambda a, b: model.similarity(a.to(device), b.to(device)).cpu(), images, captions)
 
 
 def evaluated(model: Any, data: PairedData) -> Evaluation:

@@ -68,6 +68,8 @@ def pretrained_tokens_of(texts: Sequence[str], name: str, *, longest: int | None
     """By the Hugging Face tokenizer of that name or local path, its special signs included."""
     tokenizer = pretrained_tokenizer(name)
     encoded = tokenizer(list(texts), truncation=longest is not None, max_length=longest)
+    if len(set(texts)) > 1 and len({tuple(ids) for ids in encoded["input_ids"]}) == 1:
+        raise ValueError(f"{name}: its tokenizer reads all captions as the same: are its files there?")
     words = [[-1 if word is None else word for word in encoded.word_ids(row)] for row in range(len(texts))]
     pad, mask = tokenizer.pad_token_id, tokenizer.mask_token_id
     return _flat(
