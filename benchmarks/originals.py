@@ -185,7 +185,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def in_shards(similarity: Callable[..., Tensor], images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
     """S of a whole split, 128 images x 128 captions at a time."""
-    S = torch.zeros(len(images), len(captions))
+    S = images.new_zeros(len(images), len(captions))
     for i in range(0, len(images), 128):
         for j in range(0, len(captions), 128):
             longest = max(lengths[j : j + 128])
