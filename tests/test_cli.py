@@ -189,6 +189,8 @@ def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that was itself started in the background ignores SIGINT, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(6)

@@ -331,7 +331,7 @@ def test_a_second_stage_starts_from_the_first(tmp_path):
         ({"device": "foo"}, "--device: "),
         ({"model": "vsepp-f30k-finetuned"}, "--start-from names the run of the first"),
         ({"frozen": ["image_head", "caption_head"]}, "leaves nothing to train"),
-        ({"model": "vsrn"}, "VSRN takes several regions an image"),
+        ({"model": "vsrn"}, "vsrn takes several regions"),
         ({"train_split": "trian"}, "no split 'trian'"),
         ({"model_settings": {"joint": 3}}, "did you mean joint_dim"),
         ({"batch_size": 5000}, "do not fill one batch"),
