@@ -178,3 +178,30 @@ def test_what_is_no_dual_encoder_is_told():
         build("clip", clip={"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1})
     with pytest.raises(ValueError, match="neither on this machine"):
         build("clip", clip="no/such-model")
+
+
+def test_the_weights_it_begins_with_make_the_run(folder, tmp_path):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from tercet.training.config import train_settings
+    from tercet.training.run import resolve
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    settings = train_settings({"model": "clip", "model_settings": {"clip": str(copy)}})
+    first = resolve(settings)[2]["pretrained"]
+    assert resolve(settings)[2]["pretrained"] == first
+    weights = load_file(copy / "model.safetensors")
+    save_file(weights | {"logit_scale": weights["logit_scale"] + 1}, copy / "model.safetensors", {"format": "pt"})
+    assert resolve(settings)[2]["pretrained"] != first
+
+
+def test_a_folder_without_its_tokenizer_is_told(folder, tmp_path):
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("tokenizer*", "special_tokens*"))
+    with pytest.raises(ValueError, match="tokenizer"):
+        tercet.train(data="scenes:20", model="clip", model_settings={"clip": str(copy)}, epochs=1, runs=tmp_path / "r")

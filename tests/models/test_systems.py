@@ -465,3 +465,18 @@ def test_order_similarity_is_its_formula():
         torch.testing.assert_close(similarity.order(images, captions), S)
     finally:
         ordering.BLOCK = small
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sharpness": "abc"}, "sharpness must be a number above 0, got 'abc'"),
+        ({"pooling_sharpness": 0}, "pooling_sharpness must be a number above 0"),
+        ({"image_norm": "maybe"}, "image_norm is true or false, not 'maybe'"),
+        ({"norm": "l2"}, "norm is clipped_l2norm"),
+        ({"layers": "two"}, "layers must be a whole number"),
+    ],
+)
+def test_settings_of_another_kind_are_told(given, message, without_shape_checks):
+    with pytest.raises(ValueError, match=message):
+        build("scan", **{"words": 9, "image_dim": 4} | given)

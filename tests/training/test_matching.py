@@ -8,26 +8,17 @@ import torch
 import tercet
 from tercet import runs
 from tercet.contracts import Batch
+from tercet.evaluation.metrics import metrics_of
 from tercet.models import build, preset
 from tercet.training.evaluate_settings import EvaluateSettings
 from tercet.training.evaluating import evaluate_models
 from tercet.training.learned_scale import objective_for
 from tercet.training.step import Step
+from tests.models.test_xvlm import SWIN
 from tests.models.tiny_words import save_tokenizer
 from tests.training.small import small_settings
 
-SMALL = {
-    "vision": {
-        "model_type": "swin",
-        "image_size": 32,
-        "embed_dim": 16,
-        "depths": [2, 2],
-        "num_heads": [1, 2],
-        "window_size": 4,
-        "initializer_range": 0.1,
-    },
-    "joint_dim": 16,
-}
+SMALL = {"vision": SWIN | {"embed_dim": 16, "initializer_range": 0.1}, "joint_dim": 16}
 
 
 def train(folder, **given):
@@ -78,6 +69,16 @@ def test_the_weights_of_both_losses():
         torch.testing.assert_close(gradient, 0.5 * alone[name] + 3 * matching[name], rtol=1e-3, atol=1e-5)
 
 
+def test_double_precision_stays_double():
+    torch.manual_seed(0)
+    model = build("xvlm", **preset("xvlm-tiny")[1] | SMALL | {"words": 20}).double()
+    ids = torch.arange(3)
+    batch = Batch(torch.randn(3, 3, 32, 32).double(), torch.randint(4, 20, (3, 5)), ids, ids, None, torch.full((3,), 5))
+    step = Step(model, small_settings(model="xvlm-tiny", match_weight=1.0, precision="float64"))
+    outcome = step(objective_for("xvlm", "nt-xent", {}), batch, seed=5)
+    assert outcome.images.dtype == outcome.captions.dtype == torch.float64
+
+
 def test_several_captions_an_image_make_pairs_too(tmp_path):
     run = train(tmp_path, captions_each=2, batch_size=10, objective="smooth-ap")
     assert run.metrics["rsum"] > 0
@@ -119,6 +120,7 @@ def test_reranked_by_the_command(tmp_path):
             assert (metrics["i2t_r1"], metrics["t2i_r1"]) == (plain["i2t_r1"], plain["t2i_r1"])
         if k == 10:  # the same ten, in another order
             assert (metrics["i2t_r10"], metrics["t2i_r10"]) == (plain["i2t_r10"], plain["t2i_r10"])
+        assert {name: metrics[name] for name in metrics_of(each.found.ranks)} == metrics_of(each.found.ranks)
     arrays = evaluated[10].found.ranks.arrays()
     assert len(arrays["i2t_rank"]) == len(arrays["t2i_rank"])
 

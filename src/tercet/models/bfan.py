@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from tercet.contracts import Similarity
-from tercet.models.part_sets import RegionSet, WordSet
+from tercet.models.part_sets import PartSetModel, RegionSet, WordSet
 from tercet.similarity import CrossAttention, Parts, by_blocks
 from tercet.similarity.cross_attention import products_of, seen_from_the_other_side
 
@@ -29,31 +29,17 @@ class BFANSettings:
     text_norm: bool = True
 
 
-class BFAN(nn.Module):
+class BFAN(PartSetModel):
     """S is the mean cosine of words plus that of regions: from -2 to 2."""
 
-    dot_product = False
-
     def __init__(self, settings: BFANSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.regions = RegionSet(settings.image_dim, settings.joint_dim, norm=settings.image_norm)
-        self.captions = WordSet(
+        regions = RegionSet(settings.image_dim, settings.joint_dim, norm=settings.image_norm)
+        captions = WordSet(
             settings.words, settings.word_dim, settings.joint_dim, settings.layers, norm=settings.text_norm
         )
+        super().__init__(regions, captions)
+        self.settings = settings
         self._attention = CrossAttention(settings.sharpness, focus=settings.focus)
-
-    def encode_images(
-        self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
-    ) -> Float[Tensor, "image longest joint"]:
-        """Every region; zeros where padded."""
-        return self.regions(images, lengths)
-
-    def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
-    ) -> Float[Tensor, "caption longest joint"]:
-        """Every word; zeros where padded."""
-        return self.captions(token_ids, lengths)
 
     def similarity(
         self,

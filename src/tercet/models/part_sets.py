@@ -9,6 +9,28 @@ from tercet.models.words import WordGRU
 from tercet.similarity import padded_with_zeros
 
 
+class PartSetModel(nn.Module):
+    """What SCAN and BFAN have in common: all but the similarity."""
+
+    dot_product = False
+
+    def __init__(self, regions: "RegionSet", captions: "WordSet") -> None:
+        super().__init__()
+        self.regions, self.captions = regions, captions
+
+    def encode_images(
+        self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
+    ) -> Float[Tensor, "image longest joint"]:
+        """Every region; zeros where padded."""
+        return self.regions(images, lengths)
+
+    def encode_captions(
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+    ) -> Float[Tensor, "caption longest joint"]:
+        """Every word; zeros where padded."""
+        return self.captions(token_ids, lengths)
+
+
 class RegionSet(nn.Module):
     """One linear projection of every region."""
 

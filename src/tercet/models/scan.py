@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from tercet.contracts import Similarity
-from tercet.models.part_sets import RegionSet, WordSet
+from tercet.models.part_sets import PartSetModel, RegionSet, WordSet
 from tercet.similarity import CrossAttention, by_blocks
 from tercet.similarity.cross_attention import Norm, Pooling
 
@@ -38,16 +38,12 @@ class SCANSettings:
     """The projection of regions is a direction and a length."""
 
 
-class SCAN(nn.Module):
-    dot_product = False
-
+class SCAN(PartSetModel):
     def __init__(self, settings: SCANSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        self.regions = RegionSet(
+        regions = RegionSet(
             settings.image_dim, settings.joint_dim, norm=settings.image_norm, weight_normed=settings.weight_norm
         )
-        self.captions = WordSet(
+        captions = WordSet(
             settings.words,
             settings.word_dim,
             settings.joint_dim,
@@ -55,24 +51,14 @@ class SCAN(nn.Module):
             both_directions=settings.both_directions,
             norm=settings.text_norm,
         )
+        super().__init__(regions, captions)
+        self.settings = settings
         self._attention = CrossAttention(
             settings.sharpness,
             settings.norm,
             pooling=settings.pooling,
             pooling_sharpness=settings.pooling_sharpness,
         )
-
-    def encode_images(
-        self, images: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
-    ) -> Float[Tensor, "image longest joint"]:
-        """Every region; zeros where padded."""
-        return self.regions(images, lengths)
-
-    def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
-    ) -> Float[Tensor, "caption longest joint"]:
-        """Every word; zeros where padded."""
-        return self.captions(token_ids, lengths)
 
     def similarity(
         self,

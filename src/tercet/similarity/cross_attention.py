@@ -114,7 +114,7 @@ def _scaled(products: Products, queries: Bool[Tensor, "other query"], norm: Norm
     if norm in ("clipped", "no_norm"):
         return sharpness * clipped
     if norm.endswith("l2norm"):
-        # Far below EPSILON, but not 0, where the root has no slope. (A norm along this axis takes ten times as long.)
+        # Far below EPSILON, but not 0, where the root has no slope. (torch's norm along this axis is slow.)
         lengths = clipped.square().sum(dim=2, keepdim=True).clamp(min=EPSILON**3).sqrt()
     else:
         lengths = clipped.abs().sum(dim=2, keepdim=True)
@@ -143,13 +143,13 @@ def _threshold(
 
 class _Mix(torch.autograd.Function):
     """The product of each query with its mix, and that mix's squared length, from weights, products and the Gram
-    matrix. Autograd would find the same gradient, in twice the time: it does not know that a Gram matrix is symmetric.
+    matrix. Autograd would find the same gradient with a product more: it does not know that a Gram matrix is symmetric.
     """
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, products: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
         mixed = gram @ weights
-        if not any(ctx.needs_input_grad):  # in place: half of the time goes to memory
+        if not any(ctx.needs_input_grad):  # nobody needs them again: in place
             squares = mixed.mul_(weights).sum(dim=1)
             return weights.mul_(products).sum(dim=1), squares
         ctx.save_for_backward(weights, products, mixed)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet.data.text.vocabulary import PAD, UNKNOWN, Vocabulary
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,6 @@ def pretrained_tokens_of(texts: Sequence[str], name: str, *, longest: int | None
     """By the Hugging Face tokenizer of that name or local path, its special signs included."""
     tokenizer = pretrained_tokenizer(name)
     encoded = tokenizer(list(texts), truncation=longest is not None, max_length=longest)
-    if len(set(texts)) > 1 and len({tuple(ids) for ids in encoded["input_ids"]}) == 1:
-        raise ValueError(f"{name}: its tokenizer reads all captions as the same: are its files there?")
     words = [[-1 if word is None else word for word in encoded.word_ids(row)] for row in range(len(texts))]
     pad, mask = tokenizer.pad_token_id, tokenizer.mask_token_id
     return _flat(
@@ -86,6 +87,9 @@ def pretrained_tokenizer(name: str) -> Any:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ValueError("pretrained tokenizers need transformers: pip install 'tercet[hf]'") from error
+    if Path(name).is_dir() and not any(any(Path(name).glob(kind)) for kind in TOKENIZER_FILES):
+        # Without them transformers makes up a tokenizer that knows no word.
+        raise ValueError(f"{name}: no tokenizer there, expected one of {', '.join(TOKENIZER_FILES)}")
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
