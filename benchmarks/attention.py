@@ -242,7 +242,10 @@ def main(arguments: list[str] | None = None) -> None:
         *memory_lines(given),
     ]
     given.out.mkdir(exist_ok=True)
-    (given.out / f"attention_{date.today()}.md").write_text("\n".join(lines) + "\n")
+    # A part of it lies beside the whole and does not take its place.
+    parts = [*map(str, given.dims), *(row.replace(" ", "-") for row in given.rows)]
+    part = "" if given.dims == list(TARGETS) and given.rows == list(ROWS) else f"_{'_'.join(parts)}"
+    (given.out / f"attention_{date.today()}{part}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 python docs/results/make.py collect goal runs/*_f8k_*     # run folders -> goal.jsonl
 python docs/results/make.py collect flickr8k --section heads runs/*_f8k_*    # one section of that page, others are kept
+python docs/results/make.py collect cocos --judgements judgments runs/*_f8k_*   # and what people say
 python docs/results/make.py write                         # every .jsonl -> its .md
 """
 
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -16,7 +18,9 @@ from statistics import mean, stdev
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import flickr8k  # noqa: E402 - it lies beside this file
+import cocos  # noqa: E402 - it lies beside this file
+import doctor  # noqa: E402
+import flickr8k  # noqa: E402
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
@@ -29,11 +33,11 @@ def line_of(run: Path) -> dict:
     final = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     settings["data"] = Path(settings["data"]).name
     settings["start_from"] = None if settings["start_from"] is None else Path(settings["start_from"]).name
-    settings["objective"] = (
-        Path(settings["objective"]).name if ".py:" in settings["objective"] else settings["objective"]
-    )
+    given = settings["objective"]
+    for which in ("objective", "first_objective"):
+        settings[which] = without_path(settings[which])
     return {
-        "id": run.name,
+        "id": run.name.replace(in_folder_name(given), in_folder_name(settings["objective"])),
         "settings": settings,
         "seed": settings["seed"],
         "commit": machine["commit"],
@@ -43,6 +47,16 @@ def line_of(run: Path) -> dict:
         "metrics": {name: value for name, value in final.items() if name not in ("final", "split")},
         "ranks": hashlib.sha256((run / "ranks.npz").read_bytes()).hexdigest()[:16],
     }
+
+
+def without_path(objective: str | None) -> str | None:
+    """One of a file, FILE.py:NAME, by the name of its file."""
+    return Path(objective).name if objective is not None and ".py:" in objective else objective
+
+
+def in_folder_name(objective: str) -> str:
+    """As `tercet.runs.open_run` writes it there."""
+    return re.sub(r"[^\w.+-]+", "_", objective.replace("/", "+"))[:60]
 
 
 def flickr8k_line_of(run: Path, section: str) -> dict:
@@ -148,7 +162,10 @@ def systems_rows(lines: list[dict]) -> list[str]:
             if settings["first_objective"]
             else ""
         )
-        recipe = f"{what}; {first}{settings['objective']}; {settings['epochs']} epochs, {settings['learning_rate']:g}"
+        after = f"after {settings['start_from'].split('_')[-1]}, " if settings["start_from"] else ""
+        recipe = (
+            f"{what}; {after}{first}{settings['objective']}; {settings['epochs']} epochs, {settings['learning_rate']:g}"
+        )
         numbers = " | ".join(f"{metrics[key]:.1f}" for key in RECALLS)
         rows.append(
             f"| {settings['model']} | {recipe} | {numbers} | {line['seconds'] / 60:.0f} | {line['id'].split('_')[-1]} |"
@@ -174,7 +191,9 @@ def systems_commands(lines: list[dict]) -> list[str]:
             first=f" --first-objective {line['settings']['first_objective']} --first-epochs "
             f"{line['settings']['first_epochs']}"
             if line["settings"]["first_objective"]
-            else "",
+            else ""
+            if not line["settings"]["start_from"]
+            else f" --start-from runs/{line['settings']['start_from']}",
         )
         for line in lines
     ]
@@ -221,7 +240,8 @@ def drawn_section(lines: list[dict]) -> list[str]:
         "Its tiny configuration, from random weights, on pixels: NT-Xent with the learned temperature (ITC), and two",
         "objectives in its place, each beside the matching loss; one seed, by the towers' cosine, not re-ranked.",
         "Chance is an rsum of 16: from random weights and in so few steps the objectives of the hardest negative",
-        "learn next to nothing.",
+        "learn next to nothing. As GOAL's authors do, they are also trained from weights that another objective",
+        "trained before (after: the run whose weights come first); there they add nothing to what it learned.",
         "",
         *systems_rows(lines),
         "",
@@ -237,7 +257,15 @@ def runs_note(lines: list[dict], name: str) -> str:
     return f"{len(lines)} runs, one line each in {name}.jsonl, of commit {commits}; this page is written by `make.py`."
 
 
-PAGES = {"flickr8k": flickr8k.page, "goal": goal, "systems": systems}
+def doctor_page(lines: list[dict]) -> str:
+    return f"{doctor.page(lines)}{runs_note(lines, 'doctor')}\n"
+
+
+def cocos_page(lines: list[dict]) -> str:
+    return f"{cocos.page(lines)}\n{runs_note(lines, 'cocos')}\n"
+
+
+PAGES = {"cocos": cocos_page, "doctor": doctor_page, "flickr8k": flickr8k.page, "goal": goal, "systems": systems}
 
 
 def main() -> None:
@@ -247,6 +275,7 @@ def main() -> None:
     collecting.add_argument("page", choices=PAGES)
     collecting.add_argument("runs", nargs="+", type=Path)
     collecting.add_argument("--section", choices=flickr8k.SECTIONS)
+    collecting.add_argument("--judgements", type=Path, help="for cocos: the folder of Flickr8k's human judgements")
     collecting.add_argument("--add", action="store_true", help="keep the runs that are on the page already")
     commands.add_parser("write")
     given = parser.parse_args()
@@ -258,6 +287,10 @@ def main() -> None:
         file.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
     elif given.command == "collect":
         made = [line_of(run) for run in given.runs]
+        if given.page == "doctor":
+            made = [doctor.line_of(line, run) for line, run in zip(made, given.runs, strict=True)]
+        if given.page == "cocos":
+            made = [cocos.line_of(line, run, given.judgements) for line, run in zip(made, given.runs, strict=True)]
         kept = (
             [line for line in read(given.page) if line["id"] not in {each["id"] for each in made}] if given.add else []
         )

@@ -4,7 +4,7 @@ Captions of one length go together. Up to a size autograd keeps what each block 
 when its gradient is due, so that a batch of any size trains in the memory of one block.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from tercet.similarity.parts import Parts
 Compare = Callable[[Parts, Parts], Similarity]
 
 # Products of parts in a block: on a processor as many as its caches hold.
-ON_PROCESSOR, ELSEWHERE = 1 << 19, 1 << 24
+ON_PROCESSOR, ELSEWHERE = 1 << 20, 1 << 24
 KEPT = 1 << 24  # of a whole batch: a few hundred megabytes
 
 
@@ -50,34 +50,20 @@ class _Sides(NamedTuple):
     def products(self) -> int:
         return self.images.real.numel() * self.captions.real.numel()
 
-    def blocks(self, entries: int) -> Iterator[tuple[slice, slice]]:
-        """About as many images as captions each, all images of some captions first."""
+    def side(self, entries: int) -> int:
+        """Of a block: as many images as captions."""
         words = max(1.0, self.captions.real.sum().item() / len(self.captions.real))
-        side = max(1, round((entries / (self.images.real.shape[1] * words)) ** 0.5))
-        for captions in _slices(len(self.captions.real), side):
-            for images in _slices(len(self.images.real), side):
-                yield images, captions
+        return max(1, round((entries / (self.images.real.shape[1] * words)) ** 0.5))
 
     def similarity(self, compare: Compare, entries: int) -> Similarity:
-        columns: dict[int, list[Tensor]] = {}
-        for images, captions in self.blocks(entries):
-            columns.setdefault(captions.start, []).append(compare(*self.block(images, captions)))
-        return torch.cat([torch.cat(rows) for rows in columns.values()], dim=1)
-
-    def block(self, images: slice, captions: slice) -> tuple[Parts, Parts]:
-        return (
-            Parts(self.images.vectors[images], self.images.real[images]),
-            Parts(self.captions.vectors[captions], self.captions.real[captions]).trimmed(),
-        )
+        images, captions = (each.split(self.side(entries)) for each in self)
+        columns = ([compare(rows, piece) for rows in images] for piece in map(Parts.trimmed, captions))
+        return torch.cat([torch.cat(column) for column in columns], dim=1)
 
 
 def _in_order(images: Parts, captions: Parts) -> tuple[_Sides, Int[Tensor, " caption"]]:
     order = captions.real.sum(dim=1).argsort(stable=True)
     return _Sides(images, Parts(captions.vectors[order], captions.real[order])), order
-
-
-def _slices(count: int, side: int) -> list[slice]:
-    return [slice(start, min(start + side, count)) for start in range(0, count, side)]
 
 
 class _Recomputed(torch.autograd.Function):
@@ -93,13 +79,23 @@ class _Recomputed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         sides = _Sides(*(Parts(*each) for each in zip(ctx.saved_tensors, ctx.real, strict=True)))
-        for_images, for_captions = (torch.zeros_like(side.vectors) for side in sides)
-        for images, captions in sides.blocks(ctx.entries):
-            block = sides.block(images, captions)
-            with torch.enable_grad():
-                leaves = [side.vectors.detach().requires_grad_() for side in block]
-                similarity = ctx.compare(*(Parts(leaf, side.real) for leaf, side in zip(leaves, block, strict=True)))
-            found = torch.autograd.grad(similarity, leaves, gradient[images, captions])
-            for_images[images] += found[0]
-            for_captions[captions, : found[1].shape[1]] += found[1]
-        return for_images, for_captions, None, None, None
+        side = sides.side(ctx.entries)
+        images, captions = ([_leaf(piece) for piece in each.split(side)] for each in sides)
+        for words, columns in zip(captions, gradient.split(side, dim=1), strict=True):
+            for regions, block in zip(images, columns.split(side), strict=True):
+                with torch.enable_grad():
+                    # Parts made anew: what they remember belongs to this block's graph.
+                    similarity = ctx.compare(Parts(regions.vectors, regions.real), words.trimmed())
+                similarity.backward(block)
+        return *(_joined_gradients(each) for each in (images, captions)), None, None, None
+
+
+def _leaf(parts: Parts) -> Parts:
+    return Parts(parts.vectors.detach().requires_grad_(), parts.real)
+
+
+def _joined_gradients(leaves: list[Parts]) -> Tensor:
+    gradients = (leaf.vectors.grad for leaf in leaves)
+    return torch.cat(
+        [torch.zeros_like(leaf.vectors) if g is None else g for leaf, g in zip(leaves, gradients, strict=True)]
+    )

@@ -55,11 +55,9 @@ class CrossAttention:
         """Of each query with what it attends to in each context; 0, and without a gradient, where one has no length."""
         products = products_of(contexts, queries) if products is None else products
         weights = self._weights(products, contexts.real, queries.real)
-        gram = contexts.vectors @ contexts.vectors.mT
-        found, squares = _Mix.apply(weights.flatten(2), products.flatten(2), gram)  # type: ignore[no-untyped-call]
-        query_lengths = queries.vectors.norm(dim=2).T.flatten()
-        there = (squares > TINY) & (query_lengths.square() > TINY)
-        lengths = torch.where(there, squares, 1).sqrt() * query_lengths.clamp(min=EPSILON)
+        found, squares = _Mix.apply(weights.flatten(2), products.flatten(2), contexts.gram)  # type: ignore[no-untyped-call]
+        there = (squares > TINY) & (queries.lengths.square() > TINY)
+        lengths = torch.where(there, squares, 1).sqrt() * queries.lengths.clamp(min=EPSILON)
         return torch.where(there, found / lengths, 0).unflatten(1, products.shape[2:])
 
     def attention(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item context other query"]:
@@ -97,8 +95,7 @@ class CrossAttention:
 
 def products_of(contexts: Parts, queries: Parts) -> Products:
     """Of every part with every query."""
-    flat = queries.vectors.transpose(0, 1).flatten(0, 1)
-    return (contexts.vectors.flatten(0, 1) @ flat.T).view(*contexts.real.shape, *queries.real.T.shape)
+    return (contexts.vectors.flatten(0, 1) @ queries.by_place.T).view(*contexts.real.shape, *queries.real.T.shape)
 
 
 def seen_from_the_other_side(products: Products) -> Float[Tensor, "other query context item"]:
@@ -115,7 +112,7 @@ def _scaled(products: Products, queries: Bool[Tensor, "other query"], norm: Norm
         return sharpness * clipped
     if norm.endswith("l2norm"):
         # Far below EPSILON, but not 0, where the root has no slope. (torch's norm along this axis is slow.)
-        lengths = clipped.square().sum(dim=2, keepdim=True).clamp(min=EPSILON**3).sqrt()
+        lengths = (clipped * clipped).sum(dim=2, keepdim=True).clamp(min=EPSILON**3).sqrt()
     else:
         lengths = clipped.abs().sum(dim=2, keepdim=True)
     factors = sharpness / (lengths + EPSILON)

@@ -4,7 +4,9 @@ A row of zeros is padding, and what is real is never all zeros: `padded_with_zer
 a plain tensor that can be sliced, joined and sent anywhere, and nothing has to carry its lengths beside it.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +17,37 @@ from torch import Tensor
 SPECK = 1e-30
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What follows from the vectors alone is found once, however many sets they are compared with."""
+
     vectors: Float[Tensor, "item part dim"]
     """Zeros where padded."""
     real: Bool[Tensor, "item part"]
 
+    @cached_property
+    def gram(self) -> Float[Tensor, "item part part"]:
+        """Products of each item's parts with each other."""
+        return self.vectors @ self.vectors.mT
+
+    @cached_property
+    def by_place(self) -> Float[Tensor, "part_item dim"]:
+        """The first part of every item, then the second of every item, and so on."""
+        return self.vectors.transpose(0, 1).flatten(0, 1)
+
+    @cached_property
+    def lengths(self) -> Float[Tensor, " part_item"]:
+        """Of the vectors, by place."""
+        return self.by_place.norm(dim=1)
+
     @classmethod
     def of(cls, encoded: Float[Tensor, "item part dim"]) -> "Parts":
         return cls(encoded, _is_something(encoded))
+
+    def split(self, side: int) -> Sequence["Parts"]:
+        """So many items at a time. (Autograd joins the gradients of all pieces once; each slice would make a whole.)"""
+        pieces = zip(self.vectors.split(side), self.real.split(side), strict=True)
+        return [Parts(vectors, real) for vectors, real in pieces]
 
     def trimmed(self) -> "Parts":
         """Without what is padding in every item; one part is left where all of them are empty."""
