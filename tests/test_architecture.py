@@ -29,7 +29,9 @@ MAY_IMPORT = {
         "runs",
         "retriever",
     },
+    "pages": {"data"},
     "comparison": {
+        "pages",
         "contracts",
         "data",
         "models",
@@ -40,7 +42,19 @@ MAY_IMPORT = {
         "retriever",
         "training",
     },
-    "cli": {"comparison", "data", "retriever", "training"},
+    "dissection": {
+        "contracts",
+        "data",
+        "objectives",
+        "evaluation",
+        "analysis",
+        "runs",
+        "retriever",
+        "training",
+        "comparison",
+        "pages",
+    },
+    "cli": {"dissection", "comparison", "data", "retriever", "training"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 

@@ -112,6 +112,37 @@ def _evaluate(arguments: list[str]) -> None:
     print_evaluation(evaluate_models(settings), Console(), legacy=settings.explain_legacy)
 
 
+def _analyse(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.dissection.settings import AnalyseSettings
+
+    settings = tyro.cli(AnalyseSettings, prog="tercet analyse", args=arguments)
+
+    from rich.console import Console
+
+    from tercet.dissection.analyse import analyse
+
+    for file in analyse(settings, Console()):
+        print(file)
+
+
+def _doctor(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.dissection.doctor_settings import DoctorSettings
+
+    settings = tyro.cli(DoctorSettings, prog="tercet doctor", args=arguments)
+
+    from rich.console import Console
+
+    from tercet.dissection.doctor_page import print_report, run_doctor
+
+    report, page = run_doctor(settings)
+    print_report(report, Console())
+    print(f"\nPage: {page}; all numbers in doctor.json beside it")
+
+
 def _import(arguments: list[str]) -> None:
     from pathlib import Path
     from typing import Literal
@@ -146,8 +177,10 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "train a grid of objectives x seeds and compare what they retrieve"),
     "train": (_train, "train a model with one objective; stopped at any moment, it goes on exactly where it was"),
     "evaluate": (_evaluate, "rank every positive of a split with trained models, under a named protocol"),
+    "analyse": (_analyse, "why an objective wins: contributing samples, diagrams, who pulls and pushes, examples"),
     "data": (_data, "inspect or convert images with captions, in any of the formats people have"),
     "features": (_features, "run frozen encoders once over a data set"),
+    "doctor": (_doctor, "look at a finished run for what often goes wrong, with evidence and advice"),
     "import": (_import, "turn an authors' checkpoint into a model of Tercet, without running anything in it"),
 }
 

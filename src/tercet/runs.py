@@ -109,7 +109,7 @@ class MetricsFile:
         self.length = length
 
     def append(self, line: dict[str, Any]) -> None:
-        text = json.dumps(_without_nan(line), allow_nan=False) + "\n"
+        text = json.dumps(without_nan(line), allow_nan=False) + "\n"
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(text)
         self.length += len(text.encode())
@@ -179,16 +179,16 @@ def _sync_folder(folder: Path) -> None:
 def read_lines(run: Path) -> list[dict[str, Any]]:
     file = run / METRICS
     try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and call again") from error
+        return [dict(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and train it again") from error
 
 
 def read_final(run: Path) -> dict[str, Any]:
     """The last line: metrics with the chosen weights, steps, pairs seen."""
     final = [line for line in read_lines(run) if line.get("final")]
     if not final:
-        raise ValueError(f"{run / METRICS} is damaged or missing: remove the folder {run.name} and call again")
+        raise ValueError(f"{run / METRICS} is damaged or missing: remove the folder {run.name} and train it again")
     return final[-1]
 
 
@@ -207,6 +207,16 @@ def read_counts(run: Path) -> list[dict[str, Any]]:
     return [line for line in read_lines(run) if "cocos" in line]
 
 
+def read_triplets(run: Path) -> dict[int, dict[str, list[float | None]]]:
+    """Epoch, counted from 1 -> triplets of its last batch."""
+    found: dict[int, dict[str, list[float | None]]]
+    found = {line.get("epoch", 0): line["triplets"] for line in read_lines(run) if "triplets" in line}
+    for each in found.values():
+        if not isinstance(each, dict) or len({len(each.get(part, ())) for part in ("s_p", "i2t", "t2i")}) != 1:
+            raise ValueError(f"{run / METRICS} is damaged: its triplets are not s_p, i2t and t2i of one length")
+    return found
+
+
 def read_machine(run: Path) -> dict[str, Any]:
     return _read_json(run / MACHINE, run)
 
@@ -219,15 +229,16 @@ def read_ranks(run: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(run / RANKS) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{run / RANKS} is damaged or missing: remove the folder {run.name} and call again") from error
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        file = run / RANKS
+        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and train it again") from error
 
 
 def _read_json(file: Path, run: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and call again") from error
+        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and train it again") from error
     return content
 
 
@@ -263,10 +274,12 @@ def commit() -> str | None:
     return found.stdout.strip() or None
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """Not a number is null in JSON, such as the mean over no queries."""
     if isinstance(value, dict):
-        return {name: _without_nan(part) for name, part in value.items()}
+        return {name: without_nan(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [without_nan(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

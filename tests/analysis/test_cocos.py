@@ -205,3 +205,31 @@ def test_released_counters_refuse_ignored_pairs():
     ignored = torch.eye(3, dtype=torch.bool).roll(1, dims=1)
     with pytest.raises(ValueError, match="know no ignored pairs"):
         tercet.cocos(tercet.objective("triplet"), torch.zeros(3, 3), ignored=ignored, as_published=True)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_share_on_matching_negatives_against_loops(name):
+    generator = torch.Generator().manual_seed(3)
+    S = torch.rand(6, 9, generator=generator, dtype=torch.float64)
+    positives = torch.arange(6)[:, None] == torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4])  # image 5 has none
+    matching = torch.rand(6, 9, generator=generator) < 0.3
+    objective = tercet.objective(name)
+    found = tercet.cocos(objective, S, positives, matching=matching)
+    for side, G in zip(("i2t", "t2i"), objective.pair_gradients(S, positives), strict=True):
+        G, own, known = (each if side == "i2t" else each.T for each in (G, positives, matching))
+        shares, evens = [], []
+        for row, mine, true in zip(G.tolist(), own.tolist(), known.tolist(), strict=True):
+            push = [abs(g) for g, positive in zip(row, mine, strict=True) if not positive]
+            fits = [fit for fit, positive in zip(true, mine, strict=True) if not positive]
+            if any(mine) and sum(push) > 0:
+                shares.append(sum(p for p, fit in zip(push, fits, strict=True) if fit) / sum(push))
+                evens.append(sum(fits) / len(fits))
+        assert found[side]["matching_share"] == pytest.approx(sum(shares) / len(shares), abs=1e-9)
+        assert found[side]["matching_even"] == pytest.approx(sum(evens) / len(evens), abs=1e-9)
+
+
+def test_without_a_push_nothing_falls_on_matching_negatives():
+    S, none = torch.eye(3), torch.zeros(3, 3, dtype=torch.bool)
+    found = tercet.cocos(tercet.objective("triplet-sh"), S, matching=none)
+    assert found["i2t"]["matching_share"] == found["t2i"]["matching_even"] == 0.0
+    assert "matching_share" not in tercet.cocos(tercet.objective("triplet-sh"), S)["i2t"]

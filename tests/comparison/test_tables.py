@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from tercet.comparison.judgement import judge
-from tercet.comparison.tables import Cell, Table, cost_table, csv_of, goal_tables, pairs_table, recalls_table
+from tercet.comparison.tables import cost_table, csv_of, goal_tables, pairs_table, recalls_table
 from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS
+from tercet.pages.table import Cell, Table
 from tests.comparison.made import made_results
 
 

@@ -7,7 +7,7 @@ ones from the entries of the pair gradient, for every objective. A query is an a
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tercet.analysis.cocos_published import as_released
@@ -31,6 +31,7 @@ def cocos(
     *,
     epsilon: float = 0.01,
     ignored: PairMask | None = None,
+    matching: PairMask | None = None,
     as_published: bool = False,
 ) -> dict[str, Counts]:
     """{'i2t': counts, 't2i': counts}.
@@ -39,6 +40,10 @@ def cocos(
     query's negatives), `silent` (queries whose whole row of the gradient is zero), `effective` (mean of
     (sum |g|)^2 / sum g^2) and `hardest_share` (mean share of the largest |g|), the last two over the queries that push
     any negative, 0 where none does.
+
+    `matching` marks pairs that are known to match, whatever `positives` says. With it: `matching_share` (mean share of
+    a query's push that falls on negatives that match) and `matching_even` (what it would be if all negatives were
+    pushed alike), both over the queries that push any negative.
 
     `triplet`: `C_q` (mean number of active triplets over queries that have any, NaN where none has), `C_B` (their sum),
     `C_0` (queries without). `triplet-sh`: `C_q` (1 while any query is active), `C_B` (active queries), `C_0`.
@@ -53,10 +58,12 @@ def cocos(
     if as_published:
         return as_released(objective, rows, epsilon)
     i2t, t2i = objective.pair_gradients(similarity, positives, ignored)
-    sides = {"i2t": (rows, i2t), "t2i": (rows.transposed(), t2i.T)}
+    sides = {"i2t": (rows, i2t, matching), "t2i": (rows.transposed(), t2i.T, None if matching is None else matching.T)}
     return {
-        side: own_terms(objective, anchored, epsilon) | general(anchored, gradient, epsilon)
-        for side, (anchored, gradient) in sides.items()
+        side: own_terms(objective, anchored, epsilon)
+        | general(anchored, gradient, epsilon)
+        | ({} if known is None else on_matching(anchored, gradient, known))
+        for side, (anchored, gradient, known) in sides.items()
     }
 
 
@@ -84,6 +91,19 @@ def general(rows: Rows, gradient: Float[Tensor, "anchor candidate"], epsilon: fl
         "silent": float((row == 0).all(dim=1).sum()),
         "effective": _mean(effective),
         "hardest_share": _mean(hardest_share),
+    }
+
+
+def on_matching(
+    rows: Rows, gradient: Float[Tensor, "anchor candidate"], matching: Bool[Tensor, "anchor candidate"]
+) -> Counts:
+    """How much of each query's push falls on negatives that match, and how much would if all were pushed alike."""
+    push = gradient.abs() * rows.negatives * rows.positives.any(dim=1, keepdim=True)
+    pushing = push.sum(dim=1) > 0
+    push, negatives, known = (each[pushing] for each in (push, rows.negatives, rows.negatives & matching))
+    return {
+        "matching_share": _mean((push * known).sum(dim=1) / push.sum(dim=1)),
+        "matching_even": _mean(known.sum(dim=1).double() / negatives.sum(dim=1)),
     }
 
 

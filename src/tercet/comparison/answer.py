@@ -13,8 +13,9 @@ from tercet.comparison.judgement import Judgement
 from tercet.comparison.plan import Readies
 from tercet.comparison.results import Results
 from tercet.comparison.settings import CompareSettings
-from tercet.comparison.tables import Table, cost_table, csv_of, goal_tables, pairs_table, recalls_table, spread_said
+from tercet.comparison.tables import cost_table, csv_of, goal_tables, pairs_table, recalls_table, spread_said
 from tercet.comparison.tuning import Tuned
+from tercet.pages.table import Table
 
 
 @dataclass(frozen=True)

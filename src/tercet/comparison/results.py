@@ -37,7 +37,7 @@ def read_run(folder: Path, seed: int) -> Run:
         raise ValueError(f"{folder.name} was evaluated on nothing: the data has neither a test nor a validation split")
     rate = runs.read_settings(folder).get("learning_rate")
     if not isinstance(rate, float):
-        raise ValueError(f"{folder / runs.SETTINGS} is damaged: remove the folder {folder.name} and call again")
+        raise ValueError(f"{folder / runs.SETTINGS} is damaged: remove the folder {folder.name} and train it again")
     machine, ranks = runs.read_machine(folder), runs.read_ranks(folder)
     return Run(seed, folder, runs.read_metrics(folder), final, machine, ranks, rate)
 

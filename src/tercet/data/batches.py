@@ -81,7 +81,7 @@ class Batches:
             known = self.data.truth(meeting.images, meeting.captions) & ~own
             also_positive, ignored = (known, None) if self.truth == "positive" else (None, known)
         if self.ignore_equal_text:
-            equal = self._equal_text(meeting) & ~own
+            equal = self.equal_text(meeting) & ~own
             if also_positive is not None:
                 equal &= ~also_positive
             ignored = equal if ignored is None else ignored | equal
@@ -96,7 +96,8 @@ class Batches:
         shared = {text: torch.tensor(sorted(found)) for text, found in images.items() if len(found) > 1}
         return {caption: shared[text] for caption, text in enumerate(self.data.texts) if text in shared}
 
-    def _equal_text(self, meeting: Meeting) -> Bool[Tensor, "image caption"]:
+    def equal_text(self, meeting: Meeting) -> Bool[Tensor, "image caption"]:
+        """Pairs of an image and a caption that stands, word for word, among the image's own."""
         equal = torch.zeros(len(meeting.images), len(meeting.captions), dtype=torch.bool)
         for column, caption in enumerate(meeting.captions.tolist()):
             if caption in self._images_of_shared_texts:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
@@ -23,6 +24,8 @@ class Source(Protocol):
         """These items and, where they are padded, their lengths."""
         ...
 
+    def only(self, items: Int[np.ndarray, " kept"]) -> "Source": ...
+
     def checksum(self) -> str: ...
 
 
@@ -36,6 +39,21 @@ class PairedData:
     owners: Int[Tensor, " caption"]
     texts: tuple[str, ...]
     truth: Callable[[Int[Tensor, " image"], Int[Tensor, " caption"]], Bool[Tensor, "image caption"]] | None = None
+
+    def only(self, images: Int[Tensor, " kept"]) -> "PairedData":
+        """These images alone (ascending), and their captions."""
+        position = torch.full((len(self.images),), -1)
+        position[images] = torch.arange(len(images))
+        captions = (position[self.owners] >= 0).nonzero().flatten()
+        truth = self.truth
+        return PairedData(
+            self.name,
+            self.images.only(images.numpy()),
+            self.captions.only(captions.numpy()),
+            position[self.owners[captions]],
+            tuple(self.texts[caption] for caption in captions.tolist()),
+            truth and (lambda i, c: truth(images[i], captions[c])),
+        )
 
     def checksum(self) -> str:
         """Of everything that training and evaluation see."""

@@ -100,6 +100,9 @@ class Pixels:
             [self.settings.cropped(self.pictures.open(item), crop, generator) for item in items.tolist()]
         )
 
+    def only(self, items: Int[np.ndarray, " kept"]) -> "Pixels":
+        return Pixels(Pictures([self.pictures.sources[item] for item in items]), self.settings)
+
     def checksum(self) -> str:
         digest = hashlib.sha256(repr(asdict(self.settings)).encode())
         for picture in self.pictures:

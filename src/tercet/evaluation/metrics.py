@@ -1,5 +1,7 @@
 """Ranks -> a flat dict of numbers. Recalls in percent ("any positive in the top k"), all else as its docstring says."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tercet.evaluation.expected import Blocks, expected_hits
@@ -71,11 +73,16 @@ def cross_metrics(ranks: Ranks) -> dict[str, float]:
 
 def cross_ranks(ranks: Ranks) -> np.ndarray:
     """One cross-retrieval rank a pair, in the order of the pairs."""
-    image, caption = ranks.i2t.anchor, ranks.i2t.candidate
-    negative_captions = ranks.i2t.candidates - np.bincount(image)[image]
-    negative_images = ranks.t2i.candidates - np.bincount(caption)[caption]
+    return cross_ranks_of(ranks.arrays(), images=ranks.t2i.candidates, captions=ranks.i2t.candidates)
+
+
+def cross_ranks_of(arrays: Mapping[str, np.ndarray], *, images: int, captions: int) -> np.ndarray:
+    """From what a run keeps of its ranks, among so many images and captions."""
+    image, caption = arrays["image"], arrays["caption"]
+    negative_captions = captions - np.bincount(image)[image]
+    negative_images = images - np.bincount(caption)[caption]
     scale = negative_captions / np.maximum(negative_images, 1)  # without a negative image its rank is 1 anyway
-    return np.maximum(1 + scale * (ranks.t2i.rank_negatives - 1), ranks.i2t.rank_negatives)
+    return np.maximum(1 + scale * (arrays["t2i_rank_negatives"] - 1), arrays["i2t_rank_negatives"])
 
 
 def _hits(rank: np.ndarray, place: np.ndarray, query: np.ndarray, positives: np.ndarray) -> dict[str, np.ndarray]:

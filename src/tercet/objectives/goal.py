@@ -91,9 +91,11 @@ class Goal(TripletObjective):
         return None
 
     def weigh(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
-        weight = self._triplet_weights(triplets.s_p, triplets.s_n)
-        positive, negative = self._pair_weights(triplets)
+        weight, positive, negative = self.weights(triplets)
         return weight * positive, weight * negative
+
+    def weights(self, triplets: Triplets) -> tuple[Tensor, Tensor | float, Tensor | float]:
+        return self._triplet_weights(triplets.s_p, triplets.s_n), *self._pair_weights(triplets)
 
     def triplet_value(self, s_p: Tensor, s_n: Tensor) -> Tensor:
         loss = self._triplet_loss()

@@ -66,9 +66,12 @@ class OwnWeights(TripletObjective):
         return False
 
     def weigh(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
+        weight, positive, negative = self.weights(triplets)
+        return weight * positive, weight * negative
+
+    def weights(self, triplets: Triplets) -> tuple[Tensor, Tensor, Tensor]:
         s_p, s_n = torch.broadcast_tensors(triplets.s_p, triplets.s_n)
-        weight = self.triplet_weight(s_p, s_n)
-        return weight * self.positive_weight(s_p), weight * self.negative_weight(s_n)
+        return self.triplet_weight(s_p, s_n), self.positive_weight(s_p), self.negative_weight(s_n)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

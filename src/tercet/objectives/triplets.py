@@ -40,6 +40,10 @@ class TripletObjective(RowObjective):
         """Which relative terms `weigh` needs, if any."""
         return None
 
+    def weights(self, triplets: Triplets) -> tuple[Tensor, Tensor | float, Tensor | float] | None:
+        """(T, P+, P-) of each triplet, where `weigh` is (T P+, T P-); None where no such factors are declared."""
+        return None
+
     @abstractmethod
     def weigh(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
         """(pull on the positive, push on the negative) of each triplet."""

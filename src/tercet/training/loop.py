@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet import runs
 from tercet.analysis.cocos import cocos
+from tercet.analysis.diagram import batch_triplets
 from tercet.contracts import Batch
 from tercet.data.batches import Batches
 from tercet.data.dropout import SizeAugmentation
@@ -217,6 +218,8 @@ class Loop:
         self.optimizer.step()
         if self.settings.cocos_every and self.place.step % self.settings.cocos_every == 0:
             self._count(objective, batch, outcome, norm)
+        if self.settings.cocos_every and self.place.position + 1 == self.steps_an_epoch:
+            self._keep_triplets(batch, outcome)
 
     def _count(self, objective: RowObjective, batch: Batch, outcome: Outcome, norm: float) -> None:
         """Of this process's share of the batch."""
@@ -231,6 +234,13 @@ class Loop:
         if self.metrics is not None:
             line = {"step": self.place.step, "monitor": monitor, "scalar": outcome.scalar, "gradient_norm": norm}
             self.metrics.append(line | {"cocos": counts})
+
+    def _keep_triplets(self, batch: Batch, outcome: Outcome) -> None:
+        """Of an epoch's last batch, for the run's diagram."""
+        if self.metrics is not None:
+            similarity = self.model.similarity(outcome.images, outcome.captions)
+            triplets = batch_triplets(similarity, batch.positives(), batch.ignored)
+            self.metrics.append({"step": self.place.step, "epoch": self.place.epoch + 1, "triplets": triplets})
 
     def _placed(self, batch: Batch) -> Batch:
         """This process's share, on its device, in the run's precision."""

@@ -71,7 +71,7 @@ def train_run(settings: TrainSettings, ready: Ready | None = None, report: Repor
             runs.open_run(settings.runs, mark, data=ready.name, settings=identity)
         distributed.wait_for_all()
         folder = runs.open_run(settings.runs, mark, data=ready.name, settings=identity)
-        return _conducted(settings, ready, (first or main, main), folder, report, device)
+        return _conducted(settings, ready, (first or main, main), folder, report, device, mark)
 
 
 def run_mark(settings: TrainSettings, ready: Ready) -> str:
@@ -152,6 +152,7 @@ def _conducted(
     folder: Path,
     report: Report | None,
     device: torch.device,
+    mark: str,
 ) -> Trained:
     if not distributed.leads():
         distributed.wait_for_all()  # until the one that leads has the folder to itself, and has emptied it if asked to
@@ -178,6 +179,7 @@ def _conducted(
                 shutil.rmtree(folder)  # refused before the first checkpoint: nothing half-written is left
             raise
         conditions = {"device": str(device), "processes": distributed.world()[1], "memory_mb": memory.taken()}
+        conditions["mark"] = mark  # the folder may be renamed
         runs.finish_run(folder, conditions, seconds=seconds)
         (folder / LOCK).unlink()
     distributed.wait_for_all()

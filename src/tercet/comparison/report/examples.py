@@ -1,64 +1,149 @@
-"""Side by side: queries on which contestants disagree most, with what each of them finds."""
+"""Side by side: what runs find for a query, and which queries they disagree on most."""
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Literal, NamedTuple
 
 import numpy as np
-from PIL import Image
+from jaxtyping import Bool, Float, Int
 
 from tercet.comparison.report.evidence import Embedded
 from tercet.data.dataset import Split
+from tercet.pages.pictures import picture_block, stand_in
 
 SHOWN = 3  # items that each contestant finds
 QUERIES = 5  # a direction
-SIDE = 132  # pixels of a thumbnail's longer side
+
+Side = Literal["t2i", "i2t"]
+
+
+class Found(NamedTuple):
+    """A candidate in answer to a query."""
+
+    item: int
+    similarity: float
+    own: bool
+    also_true: bool = False
+    """Known to match, though it is not the query's own."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one model finds: the items in front, and the nearest of the query's own with its rank."""
+
+    name: str
+    rank: int
+    nearest: Found
+    front: Sequence[Found]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A query, and for each contestant its best rank and the items in front; own ones are marked."""
+    """A caption that looks for its image, or an image that looks for one of its captions."""
 
-    query: str
-    """HTML."""
-    answers: Sequence[tuple[str, int, Sequence[tuple[str, bool]]]]
-
-
-def text_examples(embedded: Sequence[Embedded], split: Split) -> list[Example]:
-    """Captions that look for their image."""
-    ranks = np.stack([_ranks_of_captions(each) for each in embedded])
-    found = []
-    for caption in _most_disagreed(ranks, split.owners):
-        owner = int(split.owners[caption])
-        answers = []
-        for number, each in enumerate(embedded):
-            front = np.argsort(-each.images_for(caption), kind="stable")[:SHOWN]
-            answers.append(
-                (each.name, int(ranks[number, caption]), [(_image(split, int(i)), bool(i == owner)) for i in front])
-            )
-        query = f"<q>{escape(split.texts[caption])}</q> {_image(split, owner)}"
-        found.append(Example(query, answers))
-    return found
+    side: Side
+    query: int
+    answers: Sequence[Answer]
 
 
-def image_examples(embedded: Sequence[Embedded], split: Split) -> list[Example]:
-    """Images that look for one of their captions."""
-    ranks = np.stack([_ranks_of_images(each) for each in embedded])
-    found = []
-    for image in _most_disagreed(ranks, np.arange(len(split.image_names))):
-        answers = []
-        for number, each in enumerate(embedded):
-            front = np.argsort(-each.captions_for(image), kind="stable")[:SHOWN]
-            texts = [(f"<q>{escape(split.texts[int(c)])}</q>", bool(split.owners[c] == image)) for c in front]
-            answers.append((each.name, int(ranks[number, image]), texts))
-        found.append(Example(_image(split, image), answers))
-    return found
+def disagreements(embedded: Sequence[Embedded], side: Side) -> list[Example]:
+    """Queries where the ratio of the worst to the best rank is largest; one an image."""
+    ranks = np.stack([ranks_of(each, side) for each in embedded])
+    order = np.argsort(-(np.log(ranks.max(axis=0)) - np.log(ranks.min(axis=0))), kind="stable")
+    return [example(embedded, side, query, SHOWN) for query in one_an_image(order, embedded[0], side, QUERIES)]
 
 
-def _ranks_of_captions(embedded: Embedded) -> np.ndarray:
-    """Of each caption's own image; ties count against it."""
+def ranks_of(embedded: Embedded, side: Side) -> Int[np.ndarray, " query"]:
+    """Of the nearest of each query's own; ties count against it."""
+    return _ranks_of_captions(embedded) if side == "t2i" else _ranks_of_images(embedded)
+
+
+def one_an_image(order: Int[np.ndarray, " _"], embedded: Embedded, side: Side, most: int) -> list[int]:
+    """The first queries of an order, each of another image."""
+    chosen: dict[int, int] = {}
+    for query in order.tolist():
+        if len(chosen) == most:
+            break
+        chosen.setdefault(int(embedded.owners[query]) if side == "t2i" else query, query)
+    return list(chosen.values())
+
+
+def example(
+    embedded: Sequence[Embedded],
+    side: Side,
+    query: int,
+    shown: int,
+    also_true: Bool[np.ndarray, " candidate"] | None = None,
+) -> Example:
+    """What each of them finds for this query."""
+    owners = embedded[0].owners.numpy()
+    own = owners == query if side == "i2t" else np.arange(len(embedded[0].images)) == owners[query]
+    others = np.zeros_like(own) if also_true is None else also_true & ~own
+    return Example(side, query, [_answer(each, side, query, shown, own, others) for each in embedded])
+
+
+def _answer(
+    embedded: Embedded,
+    side: Side,
+    query: int,
+    shown: int,
+    own: Bool[np.ndarray, " candidate"],
+    also_true: Bool[np.ndarray, " candidate"],
+) -> Answer:
+    """Items and rank from the same numbers, ties against the query's own in both."""
+    S: Float[np.ndarray, " candidate"] = embedded.images_for(query) if side == "t2i" else embedded.captions_for(query)
+    order = np.lexsort((own, -S))
+    found = [Found(int(item), float(S[item]), bool(own[item]), bool(also_true[item])) for item in order[:shown]]
+    first = int(np.argmax(own[order]))
+    nearest = int(order[first])
+    return Answer(embedded.name, first + 1, Found(nearest, float(S[nearest]), own=True), found)
+
+
+def example_block(example: Example, split: Split, *, similarities: bool = False) -> str:
+    """HTML; with places and similarities where they are wanted."""
+    if example.side == "t2i":
+        query = f"<q>{escape(split.texts[example.query])}</q> {picture_block(split, int(split.owners[example.query]))}"
+    else:
+        query = picture_block(split, example.query) + (stand_in(split, example.query) if similarities else "")
+    answers = "".join(_answer_block(example.side, each, split, similarities) for each in example.answers)
+    kind = ("answers placed" if similarities else "answers") + (" texts" if example.side == "i2t" else "")
+    return f'<div class="example"><div class="query">{query}</div><div class="{kind}">{answers}</div></div>'
+
+
+def _answer_block(side: Side, answer: Answer, split: Split, similarities: bool) -> str:
+    heading, placed = f"{escape(answer.name)}: rank {answer.rank:,}", list(enumerate(answer.front, 1))
+    if similarities:
+        heading += f", similarity {answer.nearest.similarity:.3f}"
+        if side == "i2t" and answer.rank > len(placed):  # an image is already shown beside its caption
+            placed.append((answer.rank, answer.nearest))
+    show = _placed_item if similarities else _item
+    items = "".join(
+        f"<li{' class=own' if found.own else ''}>{show(side, found, split, place)}</li>" for place, found in placed
+    )
+    return f"<div><h4>{heading}</h4><ol>{items}</ol></div>"
+
+
+def _item(side: Side, found: Found, split: Split, place: int) -> str:
+    content = picture_block(split, found.item) if side == "t2i" else f"<q>{escape(split.texts[found.item])}</q>"
+    return content + ("<span class=mark>its own</span>" if found.own else "")
+
+
+def _placed_item(side: Side, found: Found, split: Split, place: int) -> str:
+    if side == "t2i":
+        content = picture_block(split, found.item) + stand_in(split, found.item)
+        return f'{content}<span class="place">{place:,} · {found.similarity:.3f}</span>{_mark(found)}'
+    content = f'<span class="place">{place:,}</span> <q>{escape(split.texts[found.item])}</q>'
+    return f'{content} <span class="place">{found.similarity:.3f}</span>{_mark(found)}'
+
+
+def _mark(found: Found) -> str:
+    if found.own:
+        return "<span class=mark>✓ own</span>"
+    return "<span class=also>≈ also true</span>" if found.also_true else ""
+
+
+def _ranks_of_captions(embedded: Embedded) -> Int[np.ndarray, " caption"]:
     owners = embedded.owners.numpy()
     captions = np.arange(len(owners))
     own = np.empty(len(owners), dtype=np.float32)
@@ -68,8 +153,7 @@ def _ranks_of_captions(embedded: Embedded) -> np.ndarray:
     return np.sum([(own <= S).sum(axis=0) for _, S in embedded.blocks()], axis=0)
 
 
-def _ranks_of_images(embedded: Embedded) -> np.ndarray:
-    """Of the nearest of each image's captions."""
+def _ranks_of_images(embedded: Embedded) -> Int[np.ndarray, " image"]:
     owners = embedded.owners.numpy()
     found = []
     for block, S in embedded.blocks():
@@ -78,33 +162,3 @@ def _ranks_of_images(embedded: Embedded) -> np.ndarray:
         best = np.where(mine, S, -np.inf).max(axis=1, keepdims=True)
         found.append(1 + ((best <= S) & ~mine).sum(axis=1))
     return np.concatenate(found)
-
-
-def _most_disagreed(ranks: np.ndarray, owners: np.ndarray) -> list[int]:
-    """Where the ratio of the worst to the best rank is largest; one query an image."""
-    order = np.argsort(-(np.log(ranks.max(axis=0)) - np.log(ranks.min(axis=0))), kind="stable")
-    chosen: dict[int, int] = {}
-    for query in order.tolist():
-        chosen.setdefault(int(owners[query]), query)
-        if len(chosen) == QUERIES:
-            break
-    return list(chosen.values())
-
-
-def _image(split: Split, image: int) -> str:
-    name = split.image_names[image]
-    if split.pictures is None:
-        return f'<span class="nameless">{escape(name)}</span>'
-    first = next(text for text, owner in zip(split.texts, split.owners, strict=True) if owner == image)
-    alt = escape(f"{name}: {first}", quote=True)
-    try:
-        return f'<img src="{_thumbnail(split.pictures.open(image))}" alt="{alt}">'
-    except ValueError:  # gone or damaged since: the numbers are not
-        return f'<span class="nameless">{escape(name)}</span>'
-
-
-def _thumbnail(picture: Image.Image) -> str:
-    picture.thumbnail((SIDE, SIDE))
-    content = io.BytesIO()
-    picture.save(content, format="JPEG", quality=80)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

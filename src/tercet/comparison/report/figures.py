@@ -7,12 +7,13 @@ import numpy as np
 
 from tercet import runs
 from tercet.comparison.report.evidence import Similarities
-from tercet.comparison.report.style import SERIES, WIDTH, Figure, finished, plotting
 from tercet.comparison.results import Results
 from tercet.evaluation.metrics import CROSS_SHARES
 from tercet.evaluation.statistics import compare_runs
+from tercet.pages.figure import SERIES, WIDTH, Figure, finished, plotting
 
 SIDES = {"i2t": "image to text", "t2i": "text to image"}
+INTERVALS = ("1", "2 to 10", "11 to 50", "51 to 200", "over 200")  # of cross-retrieval ranks
 LONGEST = 28  # signs of a name in a figure
 MOVES = (1.5, 4.0, 16.0)  # times by which a rank may change
 
@@ -28,7 +29,7 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             axes.barh(range(len(names)), means, color=SERIES[0], height=0.7)
             errors = np.abs(reach - np.array(means))
             axes.errorbar(means, range(len(names)), xerr=errors, fmt="none", ecolor=SERIES[1], elinewidth=1.2)
-            axes.set_yticks(range(len(names)), [_label(name) for name in names])
+            axes.set_yticks(range(len(names)), [shortened(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_title(_metric_said(which))
@@ -58,7 +59,7 @@ def learning(results: Results, names: Sequence[str]) -> Figure | None:
                 steps,
                 values.mean(axis=0),
                 color=colour,
-                label=_label(name),
+                label=shortened(name),
                 marker=_MARKS[number % len(_MARKS)],
                 markersize=3,
             )
@@ -87,7 +88,7 @@ def contributing(results: Results, names: Sequence[str]) -> Figure | None:
                 axes.plot(
                     *_thinned(steps, values.mean(axis=0)),
                     color=SERIES[number % len(SERIES)],
-                    label=_label(name),
+                    label=shortened(name),
                     linewidth=1.2,
                 )
             axes.set_yscale("symlog", linthresh=1)
@@ -115,7 +116,7 @@ def distributions(found: Mapping[str, Similarities]) -> Figure:
         for axes, (name, each) in zip(grid.flat, found.items(), strict=False):
             axes.hist(each.own, bins, color=SERIES[0], alpha=0.75, label="own image")
             axes.hist(each.hardest, bins, color=SERIES[1], alpha=0.6, label="nearest other")
-            axes.set_title(_label(name))
+            axes.set_title(shortened(name))
             axes.set_yticks([])
         for axes in list(grid.flat)[len(found) :]:
             axes.set_visible(False)
@@ -132,16 +133,15 @@ def cross_ranks(results: Results, names: Sequence[str]) -> Figure | None:
     """Shares of pairs by cross-retrieval rank."""
     if not all("cross_1" in run.metrics for name in names for run in results.runs[name].values()):
         return None
-    labels = ("1", "2 to 10", "11 to 50", "51 to 200", "over 200")
     with plotting() as Canvas:
         canvas = Canvas(figsize=(WIDTH, 0.9 + 0.22 * len(names)))
         axes = canvas.subplots()
         left = np.zeros(len(names))
-        for number, (key, label) in enumerate(zip(CROSS_SHARES, labels, strict=True)):
+        for number, (key, label) in enumerate(zip(CROSS_SHARES, INTERVALS, strict=True)):
             shares = np.array([results.mean(name, key) for name in names])
             axes.barh(range(len(names)), shares, left=left, color=SERIES[number], label=label, height=0.75)
             left += shares
-        axes.set_yticks(range(len(names)), [_label(name) for name in names])
+        axes.set_yticks(range(len(names)), [shortened(name) for name in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("% of pairs")
@@ -190,7 +190,7 @@ def costs(results: Results, names: Sequence[str]) -> Figure:
         canvas = Canvas(figsize=(WIDTH, len(shown) * (0.55 + 0.19 * len(names))))
         for axes, (title, values) in zip(canvas.subplots(len(shown), squeeze=False)[:, 0], shown.items(), strict=True):
             axes.barh(range(len(names)), values, color=SERIES[2], height=0.7)
-            axes.set_yticks(range(len(names)), [_label(name) for name in names])
+            axes.set_yticks(range(len(names)), [shortened(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_title(title)
@@ -232,7 +232,7 @@ def _thinned(steps: np.ndarray, values: np.ndarray, most: int = 40) -> tuple[np.
     return steps[:whole].reshape(-1, several).mean(axis=1), values[:whole].reshape(-1, several).mean(axis=1)
 
 
-def _label(name: str) -> str:
+def shortened(name: str) -> str:
     """The end of a long name; matplotlib leaves names with a leading underscore out of legends."""
     shown = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
     return f" {shown}" if shown.startswith("_") else shown

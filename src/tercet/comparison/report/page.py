@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,13 @@ from tercet import runs
 from tercet.comparison.answer import Comparison
 from tercet.comparison.report import figures
 from tercet.comparison.report.evidence import embed, similarities
-from tercet.comparison.report.examples import Example, image_examples, text_examples
-from tercet.comparison.report.style import Figure
+from tercet.comparison.report.examples import disagreements, example_block
 from tercet.comparison.split import evaluated_split
-from tercet.comparison.tables import Cell, Table, cost_table, pairs_table
+from tercet.comparison.tables import cost_table, pairs_table
 from tercet.comparison.tuning import Tuned
+from tercet.pages.figure import Figure
+from tercet.pages.page import Section, figure_block, page, scrolling
+from tercet.pages.table import Cell, Table
 
 LINES = 8  # contestants in figures of lines: more cannot be told apart by eye
 COLUMNS = 3  # contestants side by side in examples
@@ -70,65 +71,38 @@ def _examples(comparison: Comparison) -> str:
         return ""
     parts = [
         "<h3>Text to image</h3>",
-        *(_example(each, texts=False) for each in text_examples(embedded, split)),
+        *(example_block(each, split) for each in disagreements(embedded, "t2i")),
         "<h3>Image to text</h3>",
-        *(_example(each, texts=True) for each in image_examples(embedded, split)),
+        *(example_block(each, split) for each in disagreements(embedded, "i2t")),
     ]
     return "".join(parts)
 
 
-def _example(example: Example, *, texts: bool) -> str:
-    answers = []
-    for name, rank, found in example.answers:
-        items = "".join(
-            f"<li{' class=own' if own else ''}>{item}{'<span class=mark>its own</span>' if own else ''}</li>"
-            for item, own in found
-        )
-        answers.append(f"<div><h4>{escape(name)}: rank {rank:,}</h4><ol>{items}</ol></div>")
-    kind = "answers texts" if texts else "answers"
-    query = f'<div class="query">{example.query}</div>'
-    return f'<div class="example">{query}<div class="{kind}">{"".join(answers)}</div></div>'
-
-
 def _page(comparison: Comparison, made: Sequence[Figure], examples: str) -> str:
-    title = f"Tercet: {comparison.title}"
-    sections: list[tuple[str, str, str]] = [
-        ("table", "Results", "".join(_wide(table) for table in comparison.tables()))
-    ]
+    sections = [Section("table", "Results", "".join(_wide(table) for table in comparison.tables()))]
     order = list(comparison.judgement.order)
     if comparison.judgement.pairs:
-        sections.append(("pairs", "Which differences are real", _pairs(comparison)))
+        sections.append(Section("pairs", "Which differences are real", _pairs(comparison)))
     if order:
-        sections.append(("costs", "What it took", _wide(cost_table(comparison.results, order)) + _tuned(comparison)))
+        sections.append(
+            Section("costs", "What it took", _wide(cost_table(comparison.results, order)) + _tuned(comparison))
+        )
     if made:
         few = f'<p class="note">Lines show the first {LINES} contestants.</p>' if len(order) > LINES else ""
-        drawn = "".join(_figure(figure) for figure in made)
-        sections.append(("figures", "Figures", f'{few}<div class="figures">{drawn}</div>'))
+        drawn = "".join(figure_block(figure) for figure in made)
+        sections.append(Section("figures", "Figures", f'{few}<div class="figures">{drawn}</div>'))
     if examples:
-        sections.append(("examples", "Where they disagree most", examples))
+        sections.append(Section("examples", "Where they disagree most", examples))
     if comparison.results.failures:
         rows = "".join(f"<li><b>{escape(f.name)}</b>: {escape(f.why)}</li>" for f in comparison.results.failures)
-        sections.append(("failures", "Failed runs", f'<div class="failed"><ul>{rows}</ul></div>'))
-    sections.append(("how", "How it was made", _how(comparison)))
-    links = "".join(f'<li><a href="#{mark}">{heading}</a></li>' for mark, heading, _ in sections)
-    body = "".join(f'<section id="{mark}"><h2>{heading}</h2>{content}</section>' for mark, heading, content in sections)
-    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{style}</style></head><body>'
-        f'<a class="skip" href="#table">To the results</a>'
-        f"<header><h1>{escape(comparison.title)}: which objective wins?</h1>"
-        f'<p class="verdict">{escape(comparison.verdict)}</p></header>'
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav><main>{body}</main></body></html>\n'
-    )
+        sections.append(Section("failures", "Failed runs", f'<div class="failed"><ul>{rows}</ul></div>'))
+    sections.append(Section("how", "How it was made", _how(comparison)))
+    heading = f"{comparison.title}: which objective wins?"
+    return page(f"Tercet: {comparison.title}", heading, comparison.verdict, sections)
 
 
 def _wide(table: Table) -> str:
-    """Scrolls by itself, also by keyboard."""
-    said = escape(table.title, quote=True)
-    region = f'<div class="wide" role="region" tabindex="0" aria-label="{said}">{table.html()}</div>'
-    return f'<p class="note">{said}</p>{region}'
+    return scrolling(table.title, table.html())
 
 
 def _pairs(comparison: Comparison) -> str:
@@ -158,13 +132,6 @@ def _tried(tuned: Tuned, rate: float | None) -> Cell:
     if rate is None:
         return Cell("failed")
     return Cell(f"{rate:g}: {tuned.validation[rate]:.1f}", rate == tuned.chosen)
-
-
-def _figure(figure: Figure) -> str:
-    return (
-        f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}<figcaption>{escape(figure.caption)} "
-        f'<a href="figures/{figure.name}.png">PNG</a> <a href="figures/{figure.name}.svg">SVG</a></figcaption></figure>'
-    )
 
 
 def _how(comparison: Comparison) -> str:

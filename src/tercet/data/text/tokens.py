@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class Tokens:
         numbers = np.where(inside, self.flat[where], self.pad)
         words = np.where(inside, self.words[where], -1)
         return torch.from_numpy(numbers), torch.from_numpy(lengths.copy()), torch.from_numpy(words)
+
+    def only(self, items: Int[np.ndarray, " kept"]) -> "Tokens":
+        kept = np.concatenate([np.arange(self.starts[item], self.starts[item + 1]) for item in items])
+        starts = np.append(0, np.cumsum(self.lengths()[items]))
+        return replace(self, flat=self.flat[kept], starts=starts, words=self.words[kept])
 
     def checksum(self) -> str:
         digest = hashlib.sha256(repr((self.pad, self.mask, self.size)).encode())
