@@ -14,6 +14,7 @@ from tercet.contracts import PairGradient, PairMask, Similarity
 from tercet.objectives import distributed
 from tercet.objectives.hardest import hinge_of_hardest
 from tercet.objectives.masks import Rows, as_rows, as_square, check_embeddings, ids_of_pairs, positives_from_ids
+from tercet.objectives.members import Embedded, Members
 from tercet.objectives.reduction import Reduction, query_weights
 from tercet.objectives.settings import require_one_of
 from tercet.objectives.streaming import EmbeddingGradient, streamed_scalar, without_autocast
@@ -70,22 +71,30 @@ class RowObjective(ABC):
         caption_ids: Int[Tensor, " caption"] | None = None,
         scale: float | Float[Tensor, ""] | None = None,
         bias: float | Float[Tensor, ""] | None = None,
+        mined: tuple[Float[Tensor, "pair 2 dim"], Float[Tensor, "pair 2 dim"]] | None = None,
         streamed: bool | None = None,
     ) -> Float[Tensor, ""]:
         """The scalar of S = scale * images @ captions.T + bias; without ids, row i of both is a pair.
+
+        `mined`: embeddings of the offline images and captions of each positive pair, for objectives that take them.
 
         Above a size S is never held: `streamed` True or False forces the choice. Values and gradients are the same.
         Under torch.distributed every rank must call it: the batch is that of all ranks together.
         """
         check_embeddings(images, captions, scale, bias)
+        self.check_mined(mined)
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
         paired_by_rows = owners is None and image_ids is None
         if distributed.in_use():
             images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=image_ids is None)
+            mined = None if mined is None else (distributed.rows_of_all(mined[0]), distributed.rows_of_all(mined[1]))
             paired_by_rows = False
         entries = len(images) * len(captions)
         if streamed is None:
             streamed = self._streams(entries, paired_by_rows)
+        if mined is not None:
+            embedded = Embedded(images, captions, ids, scale, bias)
+            return self.on_embeddings(embedded, Members(*mined), streamed=streamed and entries > 0)
         if streamed and entries:
             return streamed_scalar(self, images, captions, ids, scale, bias, paired_by_rows=paired_by_rows)
         similarity = images @ captions.T
@@ -96,9 +105,15 @@ class RowObjective(ABC):
         return self.on_similarity(similarity, None if paired_by_rows else positives_from_ids(*ids))
 
     def on_similarity(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]:
         """`value` where one exists, else `monitor`; in both cases `.backward()` delivers upstream x pair gradient."""
+        self.check_mined(mined)
         if positives is None and ignored is None and self.has_diagonal_form and similarity.numel():
             with without_autocast(similarity):
                 return self.diagonal_value(as_square(similarity))
@@ -108,37 +123,61 @@ class RowObjective(ABC):
         return delivered
 
     def pair_gradient(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> PairGradient:
         """dL/dS, both directions: negative entries pull together, positive entries push apart."""
-        i2t, t2i = self.pair_gradients(similarity, positives, ignored)
+        i2t, t2i = self.pair_gradients(similarity, positives, ignored, mined=mined)
         return i2t + t2i
 
     def pair_gradients(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> tuple[PairGradient, PairGradient]:
         """The pair gradient of image queries and of caption queries, both image x caption."""
         with torch.no_grad():
-            i2t, t2i = self._directions(similarity, positives, ignored)
+            i2t, t2i = self._directions(self.rows_of(similarity, positives, ignored, mined))
         return i2t.to(similarity.dtype), t2i.to(similarity.dtype)
 
     def value(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""] | None:
         """The scalar whose gradient is the pair gradient, differentiable by autograd; None where none exists."""
         if not self.has_value:
             return None
-        return self._total(self.row_value, similarity, positives, ignored)
+        return self._total(self.row_value, self.rows_of(similarity, positives, ignored, mined))
 
     def monitor(
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         """The hardest negative's hinge at margin 0.2, reduced like this objective: comparable across objectives."""
-        return self._total(row_monitor, similarity, positives, ignored)
+        return self._total(row_monitor, as_rows(similarity, positives, ignored))
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """The scalar from tiles of S; its gradient, both directions and reduced, is added to `into`."""
         raise ValueError(f"{self.name} needs the whole similarity at once and cannot be streamed")
+
+    @property
+    def takes_mined(self) -> bool:
+        """Whether it is given offline members of every positive pair, and needs them."""
+        return False
+
+    def on_embeddings(self, embedded: Embedded, members: Members, streamed: bool) -> Float[Tensor, ""]:
+        """The scalar with offline members."""
+        raise ValueError(f"{self.name} takes no mined= members")
 
     @property
     def can_stream(self) -> bool:
@@ -169,11 +208,23 @@ class RowObjective(ABC):
     def _defaults(self) -> dict[str, Any]:
         return {field.name: field.default for field in fields(self) if field.default is not MISSING}
 
-    def _directions(
-        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None
-    ) -> tuple[PairGradient, PairGradient]:
-        rows = as_rows(similarity, positives, ignored)
-        if not similarity.numel():
+    def rows_of(
+        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None, mined: Tensor | None
+    ) -> Rows:
+        """What a caller gave, checked, with images as anchors."""
+        self.check_mined(mined)
+        return as_rows(similarity, positives, ignored, mined)
+
+    def check_mined(self, mined: Any) -> None:
+        if self.takes_mined and mined is None:
+            raise ValueError(
+                f"{self.name} needs mined=, offline members of its positive pairs: `tercet mine` finds them"
+            )
+        if mined is not None and not self.takes_mined:
+            raise ValueError(f"{self.name} takes no mined= members; off-tri, off-quin and aoq do")
+
+    def _directions(self, rows: Rows) -> tuple[PairGradient, PairGradient]:
+        if not rows.similarity.numel():
             return torch.zeros_like(rows.similarity), torch.zeros_like(rows.similarity)
         columns = rows.transposed()
         i2t = self.row_gradient(rows) * _weights(rows, self.reduction)[:, None]
@@ -191,15 +242,8 @@ class RowObjective(ABC):
         total = torch.dot(scalar, weights) + torch.dot(column_scalar, column_weights)
         return total, gradient * weights[:, None] + column_gradient.T * column_weights
 
-    def _total(
-        self,
-        row_value: Callable[[Rows], Float[Tensor, " anchor"]],
-        similarity: Similarity,
-        positives: PairMask | None,
-        ignored: PairMask | None,
-    ) -> Float[Tensor, ""]:
-        rows = as_rows(similarity, positives, ignored)
-        if not similarity.numel():
+    def _total(self, row_value: Callable[[Rows], Float[Tensor, " anchor"]], rows: Rows) -> Float[Tensor, ""]:
+        if not rows.similarity.numel():
             return rows.similarity.sum()
         columns = rows.transposed()
         i2t = (row_value(rows) * _weights(rows, self.reduction)).sum()

@@ -10,6 +10,7 @@ from tercet.objectives.base import RowObjective
 from tercet.objectives.from_file import function_from_file, is_file_name
 from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS, Goal
 from tercet.objectives.nt_xent import NTXent
+from tercet.objectives.offline import KINDS, Offline
 from tercet.objectives.own import own_objective
 from tercet.objectives.sigmoid import Sigmoid
 from tercet.objectives.smooth_ap import SmoothAP
@@ -24,6 +25,8 @@ CATALOGUE: dict[str, Callable[..., RowObjective]] = {
     "sigmoid": Sigmoid,
     **{f"{T}/{P}": partial(Goal, T, P) for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS},
 }
+# They need what `tercet mine` finds, and so do not stand among those that train on a batch alone.
+WITH_MINED: dict[str, Callable[..., RowObjective]] = {kind: partial(Offline, kind) for kind in KINDS}
 
 
 def objective(
@@ -44,9 +47,10 @@ def objective(
     if not isinstance(which, str):
         return own_objective(which, **settings)
     name = which.replace("+", "/")
-    if name not in CATALOGUE:
-        raise ValueError(f"unknown objective {which!r}{nearest(name, CATALOGUE)}; known: {', '.join(CATALOGUE)}")
-    build = CATALOGUE[name]
+    known_names = CATALOGUE | WITH_MINED
+    if name not in known_names:
+        raise ValueError(f"unknown objective {which!r}{nearest(name, known_names)}; known: {', '.join(known_names)}")
+    build = known_names[name]
     known = [field.name for field in fields(build.func if isinstance(build, partial) else build) if field.kw_only]  # type: ignore[arg-type]
     for setting in settings:
         if setting not in known:

@@ -17,26 +17,46 @@ class Rows(NamedTuple):
     positives: Bool[Tensor, "anchor candidate"]
     negatives: Bool[Tensor, "anchor candidate"]
     ignored: Bool[Tensor, "anchor candidate"] | None = None
+    mined: Float[Tensor, "pair 4"] | None = None
+    """Of offline members of the positive pairs, in the order of `positives.nonzero()`; the anchor's own in column 0."""
 
     def transposed(self) -> "Rows":
-        return self.each(lambda matrix: matrix.T.contiguous())
+        turned = self.each(lambda matrix: matrix.T.contiguous())
+        if self.mined is None:
+            return turned
+        order = self.positives.nonzero()[:, 1].argsort(stable=True)  # by candidate, then by anchor
+        return turned._replace(mined=swapped(self.mined[order]))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "Rows":
         ignored = None if self.ignored is None else change(self.ignored)
-        return Rows(change(self.similarity), change(self.positives), change(self.negatives), ignored)
+        return Rows(change(self.similarity), change(self.positives), change(self.negatives), ignored, self.mined)
 
 
-def as_rows(similarity: Tensor, positives: PairMask | None, ignored: PairMask | None) -> Rows:
+def swapped(mined: Float[Tensor, "pair 4"]) -> Float[Tensor, "pair 4"]:
+    """As the other side sees its pairs: its own member first."""
+    return mined[:, [1, 0, 2, 3]]
+
+
+def as_rows(
+    similarity: Tensor,
+    positives: PairMask | None,
+    ignored: PairMask | None,
+    mined: Float[Tensor, "pair 4"] | None = None,
+) -> Rows:
     """Check what a caller gave, with images as anchors. Half precision is widened: exp(60) must be finite."""
     _check_similarity(similarity)
     positives = _diagonal(similarity) if positives is None else _checked("positives", positives, similarity)
+    if mined is not None:
+        _check_mined(mined, int(positives.sum()))
+        mined = _widened(mined)
     if ignored is None:
         negatives = ~positives
     else:
         ignored = _checked("ignored", ignored, similarity)
+        mined = None if mined is None else mined[~ignored[positives]]
         positives, negatives = positives & ~ignored, ~(positives | ignored)
         similarity = similarity.masked_fill(ignored, 0.0)  # what stands there is nobody's business
-    return Rows(_widened(similarity), positives, negatives, ignored).each(Tensor.contiguous)
+    return Rows(_widened(similarity), positives, negatives, ignored, mined).each(Tensor.contiguous)
 
 
 def as_square(similarity: Tensor) -> Float[Tensor, "pair pair"]:
@@ -122,6 +142,15 @@ def _check_similarity(similarity: Tensor) -> None:
         raise ValueError(
             f"similarity must be a floating-point image x caption matrix, "
             f"got {similarity.dtype} of shape {tuple(similarity.shape)}"
+        )
+
+
+def _check_mined(mined: Tensor, pairs: int) -> None:
+    if not torch.is_tensor(mined) or not mined.is_floating_point() or tuple(mined.shape) != (pairs, 4):
+        given = f"{mined.dtype} {tuple(mined.shape)}" if torch.is_tensor(mined) else type(mined).__name__
+        raise ValueError(
+            f"mined must be a floating-point pair x 4 matrix, {(pairs, 4)} here: a row for each positive pair, in the "
+            f"order of positives.nonzero(); got {given}"
         )
 
 

@@ -93,14 +93,24 @@ class OwnLoss(RowObjective):
         return False
 
     def on_similarity(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]:
-        return self.value(similarity, positives, ignored)
+        return self.value(similarity, positives, ignored, mined=mined)
 
     def value(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]:
-        loss: Tensor = _call(self.function, as_rows(similarity, positives, ignored))
+        loss: Tensor = _call(self.function, self.rows_of(similarity, positives, ignored, mined))
         return loss
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
@@ -109,10 +119,8 @@ class OwnLoss(RowObjective):
             (gradient,) = torch.autograd.grad(_call(self.function, rows._replace(similarity=similarity)), similarity)
         return gradient if rows.ignored is None else gradient.masked_fill(rows.ignored, 0.0)
 
-    def _directions(
-        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None
-    ) -> tuple[PairGradient, PairGradient]:
-        half = 0.5 * self.row_gradient(as_rows(similarity, positives, ignored))
+    def _directions(self, rows: Rows) -> tuple[PairGradient, PairGradient]:
+        half = 0.5 * self.row_gradient(rows)
         return half, half
 
 

@@ -1,0 +1,254 @@
+"""Objectives with mined members: equal to the authors' program, to loops, dense and streamed, in every direction."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import tercet
+from tercet.objectives import CATALOGUE, WITH_MINED
+from tests.objectives.test_goldens import golden
+
+SETTINGS = {"margin": 0.25, "mined_margin": 0.05, "adapt_alpha": 0.2, "adapt_beta": 0.8}
+FACES = [{}, {"detach_weights": True}, {"clamp_weights": True}]
+
+
+def drawn(images=5, owners=(0, 0, 1, 2, 3, 3, 3), seed=0, spread=0.6):
+    """A similarity with several positives of an image, an image without any, and mined members close to both."""
+    generator = torch.Generator().manual_seed(seed)
+    positives = torch.tensor(owners)[None, :] == torch.arange(images)[:, None]
+    similarity = spread * torch.randn(positives.shape, generator=generator, dtype=torch.float64)
+    mined = spread * torch.randn(int(positives.sum()), 4, generator=generator, dtype=torch.float64)
+    return similarity, positives, mined
+
+
+def looped(name, similarity, positives, mined, reduction="sum", ignored=None, **has):
+    """The equation, pair by pair, differentiable."""
+    ignored = torch.zeros_like(positives) if ignored is None else ignored
+    margin, offline = has.get("margin", 0.2), has.get("mined_margin", 0.0)
+    alpha, beta = has.get("adapt_alpha", 0.3), has.get("adapt_beta", 1.5)
+    kept = [(i, t) for i, t in positives.nonzero().tolist() if not ignored[i, t]]
+    weights = {"i2t": 1.0, "t2i": 1.0}
+    if reduction == "mean":
+        weights = {"i2t": 0.5 / len({i for i, _ in kept}), "t2i": 0.5 / len({t for _, t in kept})}
+    total = similarity.new_zeros(())
+    for (i, t), members in zip(positives.nonzero().tolist(), mined, strict=True):
+        if ignored[i, t]:
+            continue
+        s_p = similarity[i, t]
+        captions = [similarity[i, j] for j in range(len(similarity.T)) if not (positives | ignored)[i, j]]
+        images = [similarity[j, t] for j in range(len(similarity)) if not (positives | ignored)[j, t]]
+        for side, own, negatives in (("i2t", members[0], captions), ("t2i", members[1], images)):
+            if negatives:
+                hardest = max(negatives, key=lambda s: s.item())
+                weight = beta - (own - hardest) / alpha if name == "aoq" else 1.0
+                if has.get("clamp_weights") and name == "aoq":
+                    weight = weight.clamp(min=0)
+                if has.get("detach_weights") and name == "aoq":
+                    weight = weight.detach()
+                total = total + weights[side] * weight * (margin + hardest - s_p).relu()
+            total = total + weights[side] * (offline + own - s_p).relu()
+            if name != "off-tri":
+                for member in members[2:]:
+                    total = total + weights[side] * 0.5 * (offline + member - s_p).relu()
+    return total
+
+
+@pytest.mark.parametrize("name", WITH_MINED)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("with_ignored", [False, True])
+def test_value_and_both_gradients_equal_the_loop(name, reduction, face, with_ignored):
+    similarity, positives, mined = drawn()
+    ignored = torch.zeros_like(positives)
+    ignored[0, 1] = ignored[2, 5] = with_ignored  # a positive and a negative
+    objective = tercet.objective(name, reduction=reduction, **SETTINGS, **face)
+    S, M = similarity.clone().requires_grad_(), mined.clone().requires_grad_()
+    expected = looped(name, S, positives, M, reduction, ignored, **SETTINGS, **face)
+    G, for_mined = torch.autograd.grad(expected, (S, M))
+    assert_close(objective.value(similarity, positives, ignored, mined=mined), expected.detach())
+    assert_close(objective.pair_gradient(similarity, positives, ignored, mined=mined), G)
+    assert_close(objective.mined_gradient(similarity, positives, ignored, mined=mined), for_mined)
+    S, M = similarity.clone().requires_grad_(), mined.clone().requires_grad_()
+    (3.5 * objective.on_similarity(S, positives, ignored, mined=M)).backward()
+    assert_close(S.grad, 3.5 * G)
+    assert_close(M.grad, 3.5 * for_mined)
+
+
+@pytest.mark.parametrize("name", WITH_MINED)
+def test_directions_add_up_and_split_as_said(name):
+    similarity, positives, mined = drawn(seed=1)
+    objective = tercet.objective(name)
+    i2t, t2i = objective.pair_gradients(similarity, positives, mined=mined)
+    assert_close(i2t + t2i, objective.pair_gradient(similarity, positives, mined=mined))
+    # What shares the image alone moves with column 0, what shares the caption with column 1.
+    far = mined.clone()
+    far[:, 1] = -9
+    close_by = far.clone()
+    close_by[:, 0] = similarity[positives] + 0.1
+    changed = [objective.pair_gradients(similarity, positives, mined=each) for each in (far, close_by)]
+    assert not torch.equal(changed[0][0], changed[1][0])
+    assert_close(changed[0][1], changed[1][1])
+
+
+def embeddings(images=7, captions=12, dim=5, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+
+    def unit(*shape):
+        return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=torch.float64), dim=-1)
+
+    ids = torch.tensor([4, 9, 4, 2, 7, 7, 1])[:images], torch.tensor([4, 2, 9, 9, 4, 7, 1, 1, 2, 7, 5, 4])[:captions]
+    pairs = int((ids[0][:, None] == ids[1][None]).sum())
+    return unit(images, dim), unit(captions, dim), ids, (unit(pairs, 2, dim), unit(pairs, 2, dim))
+
+
+@pytest.mark.parametrize("name", WITH_MINED)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_on_embeddings_dense_and_streamed_equal_autograd_of_the_loop(name, reduction, scaled):
+    x, y, (image_ids, caption_ids), members = embeddings()
+    numbers = [torch.tensor(number, dtype=torch.float64) for number in ((1.7, -0.1) if scaled else ())]
+    positives = image_ids[:, None] == caption_ids[None]
+
+    def leaves():
+        given = [x, y, *members, *numbers]
+        return [each.clone().requires_grad_() for each in given]
+
+    def affine(product, scale=None, bias=None):
+        return product if scale is None else scale * product + bias
+
+    a, b, i, t, *numbers_ = leaf = leaves()
+    pairs = positives.nonzero()
+    M = torch.stack(
+        [
+            torch.stack([affine(p @ q, *numbers_) for p, q in couples])
+            for couples in (
+                [(a[r], t[k, 0]) for k, (r, _) in enumerate(pairs)],
+                [(i[k, 0], b[c]) for k, (_, c) in enumerate(pairs)],
+                [(i[k, 0], t[k, 0]) for k in range(len(pairs))],
+                [(i[k, 1], t[k, 1]) for k in range(len(pairs))],
+            )
+        ],
+        dim=1,
+    )
+    expected = looped(name, affine(a @ b.T, *numbers_), positives, M, reduction)
+    gradients = torch.autograd.grad(expected, leaf, allow_unused=True)
+    objective = tercet.objective(name, reduction=reduction)
+    for streamed in (False, True):
+        a, b, i, t, *numbers_ = leaf = leaves()
+        named = dict(zip(("scale", "bias"), numbers_, strict=False))
+        value = objective(a, b, image_ids=image_ids, caption_ids=caption_ids, mined=(i, t), streamed=streamed, **named)
+        assert_close(value.detach(), expected.detach())
+        for found, wanted in zip(torch.autograd.grad(value, leaf, allow_unused=True), gradients, strict=True):
+            assert_close(torch.zeros(()) if found is None else found, torch.zeros(()) if wanted is None else wanted)
+
+
+@pytest.mark.parametrize("variant", ["v0", "v1", "v2"])
+@pytest.mark.parametrize("name", WITH_MINED)
+def test_aoq_on_vsrn(name, variant):
+    tensors, about = golden("aoq_vsrn_loss")
+    given = about["variants"][variant]["params"]
+    has = {"margin": given["marginonline"], "mined_margin": float(given["marginoffline"])}
+    has |= {"adapt_alpha": given["alpha"], "adapt_beta": given["beta"]}
+    names = ("im", "s", "im_off", "s_off", "im_off2", "s_off2")
+    leaf = {each: tensors[f"in.{each}"].clone().requires_grad_() for each in names}
+    mined = tuple(torch.stack([leaf[f"{side}_off"], leaf[f"{side}_off2"]], dim=1) for side in ("im", "s"))
+    value = tercet.objective(name, **has)(leaf["im"], leaf["s"], mined=mined)
+    value.backward()
+    scalar = {"aoq": "out.loss.aoq", "off-quin": "out.loss.offquin", "off-tri": "ref.offtri_loss"}[name]
+    slope = {"aoq": "out.grad", "off-quin": "out.grad_offquin", "off-tri": "ref.grad_offtri"}[name]
+    assert_close(value.detach(), tensors[f"{scalar}.{variant}"], atol=1e-9, rtol=0)
+    for each, tensor in leaf.items():
+        if f"{slope}.{each}.{variant}" in tensors:
+            assert_close(tensor.grad, tensors[f"{slope}.{each}.{variant}"], atol=1e-9, rtol=0)
+        else:
+            assert name == "off-tri"
+            assert each.endswith("off2")
+            assert not tensor.grad.any()
+    with torch.no_grad():
+        S = leaf["im"] @ leaf["s"].T
+        pairs = [("im", "s_off"), ("im_off", "s"), ("im_off", "s_off"), ("im_off2", "s_off2")]
+        M = torch.stack([(leaf[a] * leaf[b]).sum(dim=1) for a, b in pairs], dim=1)
+        active = tercet.objective(name, **has).mined_active(S, mined=M)
+    wanted = about["variants"][variant]["active_offline"]
+    assert active == (wanted if name != "off-tri" else [*wanted[:2], 0, 0])
+
+
+@given(seed=st.integers(0, 10_000), images=st.integers(1, 5), captions=st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_any_batch_equals_the_loop(seed, images, captions):
+    generator = torch.Generator().manual_seed(seed)
+    positives = torch.rand(images, captions, generator=generator) < 0.4
+    similarity = torch.rand(images, captions, generator=generator, dtype=torch.float64)
+    mined = torch.rand(int(positives.sum()), 4, generator=generator, dtype=torch.float64)
+    for name in WITH_MINED:
+        S, M = similarity.clone().requires_grad_(), mined.clone().requires_grad_()
+        expected = looped(name, S, positives, M)
+        objective = tercet.objective(name)
+        assert_close(objective.value(similarity, positives, mined=mined), expected.detach())
+        if expected.requires_grad:
+            G, for_mined = torch.autograd.grad(expected, (S, M), materialize_grads=True)
+            assert_close(objective.pair_gradient(similarity, positives, mined=mined), G)
+            assert_close(objective.mined_gradient(similarity, positives, mined=mined), for_mined)
+
+
+def test_an_exact_zero_of_a_hinge_has_no_weight():
+    similarity, mined = torch.tensor([[0.5, 0.25], [0.0, 0.5]]), torch.full((2, 4), 0.5)
+    objective = tercet.objective("off-quin", margin=0.25)
+    assert not objective.pair_gradient(similarity, mined=mined).any()
+    assert not objective.mined_gradient(similarity, mined=mined).any()
+    assert objective.mined_active(similarity, mined=mined) == [0, 0, 0, 0]
+
+
+def test_half_precision_is_widened():
+    similarity, positives, mined = drawn()
+    for name in WITH_MINED:
+        value = tercet.objective(name).on_similarity(similarity.half(), positives, mined=mined.half())
+        assert value.dtype == torch.float32
+        assert value.isfinite()
+
+
+def test_members_are_needed_by_these_and_refused_by_the_others():
+    similarity, positives, mined = drawn()
+    x, y, (image_ids, caption_ids), members = embeddings()
+    for name in WITH_MINED:
+        objective = tercet.objective(name)
+        assert objective.has_value
+        for call in (objective.on_similarity, objective.value, objective.pair_gradient, objective.pair_gradients):
+            with pytest.raises(ValueError, match=f"{name} needs mined="):
+                call(similarity, positives)
+        with pytest.raises(ValueError, match=f"{name} needs mined="):
+            objective(x, y, image_ids=image_ids, caption_ids=caption_ids)
+    for name in CATALOGUE:
+        objective = tercet.objective(name)
+        for call in (objective.on_similarity, objective.pair_gradient):
+            with pytest.raises(ValueError, match="takes no mined="):
+                call(similarity, positives, mined=mined)
+        with pytest.raises(ValueError, match="takes no mined="):
+            objective(x, y, image_ids=image_ids, caption_ids=caption_ids, mined=members)
+
+
+@pytest.mark.parametrize("wrong", [lambda m: m[:-1], lambda m: m[:, :3], lambda m: m.long(), lambda m: "nothing"])
+def test_members_of_a_wrong_shape_are_told(wrong, without_shape_checks):
+    similarity, positives, mined = drawn()
+    with pytest.raises(ValueError, match=r"pair x 4 matrix, \(7, 4\) here"):
+        tercet.objective("aoq").on_similarity(similarity, positives, mined=wrong(mined))
+    x, y, (image_ids, caption_ids), (images, captions) = embeddings()
+    with pytest.raises(ValueError, match=r"mined captions .* must be pair x 2 x dim"):
+        tercet.objective("aoq")(x, y, image_ids=image_ids, caption_ids=caption_ids, mined=(images, captions[1:]))
+
+
+@pytest.mark.parametrize("name", WITH_MINED)
+def test_settings_names_and_repr(name, without_shape_checks):
+    objective = tercet.objective(name, **SETTINGS)
+    assert objective.name == name
+    assert tercet.objective(objective.name, **objective.settings) == objective
+    assert eval(repr(objective), {"tercet": tercet}) == objective
+    for setting, value in itertools.product(("margin", "adapt_alpha"), (float("nan"), "much")):
+        with pytest.raises(ValueError, match=setting):
+            tercet.objective(name, **{setting: value})
+    with pytest.raises(ValueError, match="adapt_alpha must be a positive number"):
+        tercet.objective(name, adapt_alpha=0)
