@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import tercet
+from tercet.models import build
 from tercet.objectives import CATALOGUE, WITH_MINED
+from tercet.similarity import padded_with_zeros
 from tests.objectives.test_goldens import golden
 
 SETTINGS = {"margin": 0.25, "mined_margin": 0.05, "adapt_alpha": 0.2, "adapt_beta": 0.8}
@@ -252,3 +254,30 @@ def test_settings_names_and_repr(name, without_shape_checks):
             tercet.objective(name, **{setting: value})
     with pytest.raises(ValueError, match="adapt_alpha must be a positive number"):
         tercet.objective(name, adapt_alpha=0)
+
+
+@pytest.mark.parametrize("focus", ["equal", "prob"])
+def test_aoq_on_bfan(focus):
+    """B x B and 4 B pairs of cross attention, from padded sets as the authors' program was fed."""
+    tensors, about = golden("aoq_bfan_loss")
+    model = build("bfan", words=10, image_dim=8, joint_dim=16, focus=focus, sharpness=float(about["lambda_softmax"]))
+    names = ("im", "s", "im_off", "s_off", "im_off2", "s_off2")
+    leaf = {each: tensors[f"in.{each}"].clone().requires_grad_() for each in names}
+    words = {"s": "len", "s_off": "len_off", "s_off2": "len_off2"}
+    sets = dict(leaf)
+    for each, length in words.items():
+        real = torch.arange(leaf[each].shape[1]) < tensors[f"in.{length}"][:, None]
+        sets[each] = padded_with_zeros(leaf[each], real)
+    S = model.similarity(sets["im"], sets["s"])
+    assert_close(S.detach(), tensors[f"out.score.{focus}"], atol=1e-9, rtol=0)
+    of_pairs = model.similarity_of_pairs(sets["im"], sets["s"])
+    assert_close(of_pairs.detach(), tensors[f"out.pair_score.{focus}"], atol=1e-9, rtol=0)
+    pairs = [("im", "s_off"), ("im_off", "s"), ("im_off", "s_off"), ("im_off2", "s_off2")]
+    M = torch.stack([model.similarity_of_pairs(sets[a], sets[b]) for a, b in pairs], dim=1)
+    value = tercet.objective("aoq").on_similarity(S, mined=M)
+    assert_close(value.detach(), tensors[f"out.loss.{focus}"], atol=1e-9, rtol=0)
+    plain = tercet.objective("off-quin").on_similarity(S.detach(), mined=M.detach())
+    assert_close(plain, tensors[f"out.loss_offquin.{focus}"], atol=1e-9, rtol=0)
+    value.backward()
+    for each, tensor in leaf.items():
+        assert_close(tensor.grad.float(), tensors[f"out.grad.{each}.{focus}"], atol=1e-5, rtol=1e-5)

@@ -193,3 +193,18 @@ def test_no_images_or_no_captions():
     empty = torch.zeros(0, 3, 4)
     assert by_blocks(both_ways, empty, sets([2], dim=4).float()).shape == (0, 1)
     assert by_blocks(both_ways, sets([2], dim=4).float(), empty).shape == (1, 0)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("focus", FOCUSES)
+def test_pairs_alone_are_the_diagonal_of_all(norm, pooling, focus):
+    attend = CrossAttention(4.0, norm, focus, pooling, 5.0)
+    contexts, queries = sets([3, 1, 5, 0], longest=6), sets([2, 4, 1, 3], seed=1)
+    slopes = []
+    for compare in (lambda c, q: attend(c, q).diagonal(), attend.of_pairs):
+        leaves = [contexts.clone().requires_grad_(), queries.clone().requires_grad_()]
+        found = compare(*(Parts(leaf, leaf.detach().abs().amax(dim=2) != 0) for leaf in leaves))
+        slopes.append([found.detach(), *torch.autograd.grad(found.square().sum(), leaves)])
+    for whole, alone in zip(*slopes, strict=True):
+        torch.testing.assert_close(alone, whole, atol=1e-12, rtol=1e-10)

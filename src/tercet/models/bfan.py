@@ -48,6 +48,13 @@ class BFAN(PartSetModel):
     ) -> Similarity:
         return by_blocks(self._both_ways, encoded_images, encoded_captions)
 
+    def similarity_of_pairs(
+        self, encoded_images: Float[Tensor, "pair region joint"], encoded_captions: Float[Tensor, "pair word joint"]
+    ) -> Float[Tensor, " pair"]:
+        """Of image k with caption k."""
+        images, captions = Parts.of(encoded_images), Parts.of(encoded_captions)
+        return self._attention.of_pairs(images, captions) + self._attention.of_pairs(captions, images)
+
     def _both_ways(self, images: Parts, captions: Parts) -> Similarity:
         products = products_of(images, captions)
         for_words = self._attention(images, captions, products)

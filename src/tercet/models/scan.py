@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tercet.contracts import Similarity
 from tercet.models.part_sets import PartSetModel, RegionSet, WordSet
-from tercet.similarity import CrossAttention, by_blocks
+from tercet.similarity import CrossAttention, Parts, by_blocks
 from tercet.similarity.cross_attention import Norm, Pooling
 
 
@@ -69,3 +69,11 @@ class SCAN(PartSetModel):
         if self.settings.attends == "t2i":
             return by_blocks(attend, encoded_images, encoded_captions)
         return by_blocks(lambda images, captions: attend(captions, images).T, encoded_images, encoded_captions)
+
+    def similarity_of_pairs(
+        self, encoded_images: Float[Tensor, "pair region joint"], encoded_captions: Float[Tensor, "pair word joint"]
+    ) -> Float[Tensor, " pair"]:
+        """Of image k with caption k."""
+        images, captions = Parts.of(encoded_images), Parts.of(encoded_captions)
+        queried = (images, captions) if self.settings.attends == "t2i" else (captions, images)
+        return self._attention.of_pairs(*queried)

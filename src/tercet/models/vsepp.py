@@ -80,5 +80,13 @@ class VSEPP(nn.Module):
         measure = similarity.dot_products if self.dot_product else similarity.order
         return measure(encoded_images, encoded_captions)
 
+    def similarity_of_pairs(
+        self, encoded_images: Float[Tensor, "pair joint"], encoded_captions: Float[Tensor, "pair joint"]
+    ) -> Float[Tensor, " pair"]:
+        """Of image k with caption k."""
+        if self.dot_product:
+            return torch.linalg.vecdot(encoded_images, encoded_captions)
+        return similarity.order_of_pairs(encoded_images, encoded_captions)
+
     def _signed(self, embedded: Tensor) -> Tensor:
         return torch.abs(embedded) if self.settings.absolute else embedded

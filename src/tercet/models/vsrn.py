@@ -13,8 +13,6 @@ from tercet.models.captioner import Captioner
 from tercet.models.norms import across_regions, check_lengths, check_regions, full_lengths, real_parts, unit
 from tercet.models.words import WordGRU
 
-BLOCKS = 4
-
 
 @dataclass(frozen=True)
 class VSRNSettings:
@@ -26,6 +24,8 @@ class VSRNSettings:
     layers: int = 1
     variant: Literal["f30k", "coco", "both"] = "f30k"
     """`coco` normalises right after the projection, `f30k` has BatchNorm at the end, the comparison study has both."""
+    blocks: int = 4
+    """How often regions reason with each other."""
     image_norm: bool = True
     absolute: bool = False
     captioner: bool = False
@@ -46,7 +46,7 @@ class VSRN(nn.Module):
         self.region_head = nn.Linear(settings.image_dim, dim)
         nn.init.xavier_uniform_(self.region_head.weight)
         nn.init.zeros_(self.region_head.bias)
-        self.blocks = nn.ModuleList(RegionGraph(dim) for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(RegionGraph(dim) for _ in range(settings.blocks))
         self.reader = nn.GRU(dim, dim, 1, batch_first=True)
         self.final_norm = None if settings.variant == "coco" else nn.BatchNorm1d(dim)
         self.words = WordGRU(settings.words, settings.word_dim, dim, settings.layers)

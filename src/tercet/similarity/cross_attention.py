@@ -47,26 +47,37 @@ class CrossAttention:
         self, contexts: Parts, queries: Parts, products: Products | None = None
     ) -> Float[Tensor, "item other"]:
         """`products`: of all parts with each other, where they are known already."""
-        return self.pooled(self.cosines(contexts, queries, products), queries.real)
+        products = products_of(contexts, queries) if products is None else products
+        return self.pooled(self._cosines(contexts, queries.lengths, queries.by_query, products), queries.by_query)
 
-    def cosines(
-        self, contexts: Parts, queries: Parts, products: Products | None = None
+    def of_pairs(self, contexts: Parts, queries: Parts) -> Float[Tensor, " pair"]:
+        """Of item k with other k alone: as many numbers as there are pairs, and no square of them."""
+        products = (contexts.vectors @ queries.vectors.mT)[..., None]  # each context meets one other
+        real = queries.real[:, :, None]
+        cosines = self._cosines(contexts, queries.vectors.norm(dim=2), real, products)
+        return self.pooled(cosines, real)[:, 0]
+
+    def _cosines(
+        self,
+        contexts: Parts,
+        lengths: Float[Tensor, "*item queries"],
+        real: Bool[Tensor, "#item query other"],
+        products: Products,
     ) -> Float[Tensor, "item query other"]:
         """Of each query with what it attends to in each context; 0, and without a gradient, where one has no length."""
-        products = products_of(contexts, queries) if products is None else products
-        weights = self._weights(products, contexts.real, queries.real)
+        weights = self._weights(products, contexts.real, real)
         found, squares = _Mix.apply(weights.flatten(2), products.flatten(2), contexts.gram)  # type: ignore[no-untyped-call]
-        there = (squares > TINY) & (queries.lengths.square() > TINY)
-        lengths = torch.where(there, squares, 1).sqrt() * queries.lengths.clamp(min=EPSILON)
+        there = (squares > TINY) & (lengths.square() > TINY)
+        lengths = torch.where(there, squares, 1).sqrt() * lengths.clamp(min=EPSILON)
         return torch.where(there, found / lengths, 0).unflatten(1, products.shape[2:])
 
     def attention(self, contexts: Parts, queries: Parts) -> Float[Tensor, "item context other query"]:
         """Of each query over its context: adds up to 1, and is 0 where padded."""
-        weights = self._weights(products_of(contexts, queries), contexts.real, queries.real)
+        weights = self._weights(products_of(contexts, queries), contexts.real, queries.by_query)
         return (weights / weights.sum(dim=1, keepdim=True).clamp(min=TINY)).mT
 
     def _weights(
-        self, products: Products, contexts: Bool[Tensor, "item context"], queries: Bool[Tensor, "other query"]
+        self, products: Products, contexts: Bool[Tensor, "item context"], queries: Bool[Tensor, "#item query other"]
     ) -> Products:
         """The attention up to a factor of each query, on which no cosine depends."""
         scaled = _scaled(products, queries, self.norm, self.sharpness)
@@ -80,17 +91,17 @@ class CrossAttention:
         return weights.masked_fill(weights.detach() <= _threshold(weights.detach(), contexts, self.focus), 0)
 
     def pooled(
-        self, cosines: Float[Tensor, "item query other"], queries: Bool[Tensor, "other query"]
+        self, cosines: Float[Tensor, "item query other"], queries: Bool[Tensor, "#item query other"]
     ) -> Float[Tensor, "item other"]:
         """Over the real queries of each set; an empty one gives 0."""
-        real = (queries | ~queries.any(dim=1, keepdim=True)).T  # the cosines of an empty one are 0
+        real = queries | ~queries.any(dim=1, keepdim=True)  # the cosines of an empty one are 0
         if self.pooling == "LogSumExp":
             sharp = (self.pooling_sharpness * cosines).masked_fill(~real, float("-inf"))
             return sharp.logsumexp(dim=1) / self.pooling_sharpness
         if self.pooling == "Max":
             return cosines.masked_fill(~real, float("-inf")).amax(dim=1)
         total = cosines.masked_fill(~real, 0).sum(dim=1)
-        return total / real.sum(dim=0) if self.pooling == "Mean" else total
+        return total / real.sum(dim=1) if self.pooling == "Mean" else total
 
 
 def products_of(contexts: Parts, queries: Parts) -> Products:
@@ -103,10 +114,12 @@ def seen_from_the_other_side(products: Products) -> Float[Tensor, "other query c
     return products.permute(3, 2, 1, 0).contiguous()
 
 
-def _scaled(products: Products, queries: Bool[Tensor, "other query"], norm: Norm, sharpness: float) -> Products:
+def _scaled(products: Products, queries: Bool[Tensor, "#item query other"], norm: Norm, sharpness: float) -> Products:
     """Sharpened, after each part of a context has been brought to one scale along the queries. Always a new tensor."""
     if norm == "softmax":
-        return sharpness * torch.softmax(products.masked_fill(~queries.T, torch.finfo(products.dtype).min), dim=2)
+        return sharpness * torch.softmax(
+            products.masked_fill(~queries[:, None], torch.finfo(products.dtype).min), dim=2
+        )
     clipped = F.leaky_relu(products, LEAK) if norm.startswith("clipped") else products
     if norm in ("clipped", "no_norm"):
         return sharpness * clipped

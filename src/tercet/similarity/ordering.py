@@ -22,8 +22,17 @@ def order(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption d
     return torch.cat([_order_block(block, captions) for block in images.split(step)])
 
 
+def order_of_pairs(images: Float[Tensor, "pair dim"], captions: Float[Tensor, "pair dim"]) -> Float[Tensor, " pair"]:
+    """Of image k with caption k."""
+    return _order(images, captions)
+
+
 def _order_block(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Similarity:
-    squares = (captions[None] - images[:, None]).clamp(min=0).square().sum(dim=2)
+    return _order(images[:, None], captions[None])
+
+
+def _order(images: Float[Tensor, "*#items dim"], captions: Float[Tensor, "*#items dim"]) -> Float[Tensor, "*items"]:
+    squares = (captions - images).clamp(min=0).square().sum(dim=-1)
     missing = squares > 0
     # The root's slope at 0 is infinite: it is taken elsewhere only.
     return -torch.where(missing, torch.where(missing, squares, 1).sqrt(), 0)

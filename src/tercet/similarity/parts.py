@@ -40,6 +40,11 @@ class Parts:
         """Of the vectors, by place."""
         return self.by_place.norm(dim=1)
 
+    @cached_property
+    def by_query(self) -> Bool[Tensor, "1 part item"]:
+        """What is real, as those see it who meet all items at once."""
+        return self.real.T[None]
+
     @classmethod
     def of(cls, encoded: Float[Tensor, "item part dim"]) -> "Parts":
         return cls(encoded, _is_something(encoded))
