@@ -55,6 +55,12 @@ class PairedData:
             truth and (lambda i, c: truth(images[i], captions[c])),
         )
 
+    def pairing(self) -> str:
+        """A checksum of the texts and of whose they are: the same however images and captions are read."""
+        digest = hashlib.sha256(self.owners.numpy().tobytes())
+        digest.update(f"{len(self.images)}\n".encode() + "\n".join(self.texts).encode())
+        return digest.hexdigest()[:16]
+
     def checksum(self) -> str:
         """Of everything that training and evaluation see."""
         digest = hashlib.sha256((self.images.checksum() + self.captions.checksum()).encode())

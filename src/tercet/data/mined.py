@@ -1,0 +1,107 @@
+"""Tables of mined negatives on disk: the top captions of every training image, the top images of every caption.
+
+`tercet mine` writes them (`src/tercet/mining`); the lists that the authors of AOQ released are read as they are.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tercet.data.lines import read_json
+from tercet.data.pairs import PairedData
+
+MANIFEST, I2T, T2I = "mined.json", "i2t", "t2i"
+CAPTIONS, IMAGES = 2000, 400  # as published
+
+
+@dataclass(frozen=True)
+class MinedTable:
+    """Row i of `captions`: numbers of captions, the most similar first, -1 where there are no more."""
+
+    captions: Int[np.ndarray, "image k"]
+    images: Int[np.ndarray, "caption j"]
+    place: str
+    checksum: str
+    caption_similarity: Float[np.ndarray, "image k"] | None = None
+    """None in the authors' lists."""
+    image_similarity: Float[np.ndarray, "caption j"] | None = None
+
+
+def open_mined(folder: str | Path, data: PairedData) -> MinedTable:
+    """Of this very data: a table of another is refused."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no folder there; `tercet mine` writes one")
+    manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
+    if manifest is None:
+        files = [_authors_file(folder, which) for which in (I2T, T2I)]
+        checksum = checksum_of(files)
+        similarities: list[np.ndarray | None] = [None, None]
+    else:
+        checksum = _checked(folder, manifest, data)
+        files = [folder / f"{which}.npy" for which in (I2T, T2I)]
+        similarities = [_mapped(folder / f"{which}_similarity.npy", np.float32) for which in (I2T, T2I)]
+    captions, images = (_mapped(file, np.int32) for file in files)
+    _check_rows(captions, files[0], len(data.images), len(data.owners), "image", "captions")
+    _check_rows(images, files[1], len(data.owners), len(data.images), "caption", "images")
+    return MinedTable(captions, images, str(folder), checksum, *similarities)
+
+
+def _checked(folder: Path, manifest: Any, data: PairedData) -> str:
+    try:
+        of, checksum, what = manifest["data"]["pairing"], manifest["checksum"], manifest["what"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{folder / MANIFEST}: not the manifest of a mined table: {error} is missing") from error
+    if what != "mined":
+        raise ValueError(f"{folder / MANIFEST}: not the manifest of a mined table")
+    if of != data.pairing():
+        raise ValueError(f"{folder} was mined from other data than {data.name}: its captions or images are others")
+    return str(checksum)
+
+
+def _authors_file(folder: Path, which: str) -> Path:
+    """`i2t_coco.npy` and its like."""
+    found = sorted(file for file in folder.glob(f"{which}_*.npy") if file.stem != f"{which}_similarity")
+    if len(found) != 1:
+        there = ", ".join(file.name for file in found) or "none"
+        raise ValueError(
+            f"{folder}: expected {MANIFEST}, or one file {which}_*.npy of the authors' lists; found {there}"
+        )
+    return found[0]
+
+
+def _mapped(file: Path, dtype: type) -> np.ndarray:
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"{file}: there is no such file") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{file}: not a readable .npy array: {error}") from error
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype != dtype:
+        got = getattr(array, "dtype", "no array")
+        raise ValueError(f"{file}: expected a matrix of {np.dtype(dtype)}, got {got} {getattr(array, 'shape', '')}")
+    return array
+
+
+def _check_rows(array: np.ndarray, file: Path, rows: int, numbers: int, row: str, what: str) -> None:
+    if len(array) != rows:
+        raise ValueError(f"{file}: {len(array)} rows, one for each {row} of the training split ({rows}) is expected")
+    if array.size and not -1 <= int(array.min()) <= int(array.max()) < numbers:
+        raise ValueError(
+            f"{file}: numbers of {what} from -1 to {numbers - 1} expected, got {array.min()} to {array.max()}"
+        )
+
+
+def checksum_of(files: Iterable[Path]) -> str:
+    """Of the content of all of them together."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            while part := opened.read(1 << 22):
+                digest.update(part)
+    return digest.hexdigest()[:16]

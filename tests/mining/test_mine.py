@@ -1,0 +1,315 @@
+"""Mining over a whole set: equal to brute force, to the authors' lists, and to itself when it was killed."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tercet.data.members import MemberDraws
+from tercet.data.mined import MinedTable, open_mined
+from tercet.data.pairs import PairedData
+from tercet.data.rows import Rows
+from tercet.mining import mine as module
+from tercet.mining.guards import Guards
+from tercet.mining.mine import Wanted, mine
+from tercet.similarity import Compared, compared_by_products
+from tests.objectives.test_goldens import golden
+
+MODEL = {"system": "heads", "weights": "abc"}
+
+
+def rows(count):
+    """A side of which only the number of items is asked for."""
+    return Rows((np.zeros((count, 1), dtype=np.float32),), "nowhere")
+
+
+def world(images=23, captions=61, dim=6, seed=0, texts=None, truth=None):
+    generator = torch.Generator().manual_seed(seed)
+    owners = torch.cat([torch.arange(images), torch.randint(images, (captions - images,), generator=generator)])
+    owners = owners[torch.randperm(captions, generator=generator)]
+    x, y = (torch.randint(-3, 4, (n, dim), generator=generator).float() for n in (images, captions))  # exact, with ties
+    texts = tuple(texts or (f"caption number {n}" for n in range(captions)))
+    return SimpleNamespace(
+        data=PairedData("world", rows(images), rows(captions), owners, texts, truth), x=x, y=y, S=x @ y.T
+    )
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(module, "ROWS", 5)
+    monkeypatch.setattr(module, "COLUMNS", 13)
+
+
+def sorted_lists(S, hidden, k, skip=0):
+    found = []
+    for row, gone in zip(S.tolist(), hidden.tolist(), strict=True):
+        order = sorted((c for c in range(len(row)) if not gone[c]), key=lambda c: (-row[c], c))[skip : k + skip]
+        found.append(order + [-1] * (k - len(order)))
+    return np.array(found)
+
+
+def brute_force(w, wanted, hidden=None, caps=(None, None)):
+    own = w.data.owners[None, :] == torch.arange(len(w.data.images))[:, None]
+    hidden = own if hidden is None else own | hidden
+    skip = wanted.guards.skip
+    k = min(wanted.captions + skip, len(w.y)) - skip
+    j = min(wanted.images + skip, len(w.x)) - skip
+    over = [torch.zeros_like(own) if cap is None else cap for cap in caps]
+    return sorted_lists(w.S, hidden | over[0], k, skip), sorted_lists(w.S.T, (hidden | over[1]).T, j, skip)
+
+
+@pytest.mark.parametrize("k", [(1, 1), (7, 4), (30, 9), (500, 500)])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_lists_equal_brute_force(tmp_path, k, seed):
+    w, wanted = world(seed=seed), Wanted(*k)
+    assert mine(compared_by_products(w.x, w.y), w.data, tmp_path / "table", wanted, MODEL)
+    table = open_mined(tmp_path / "table", w.data)
+    captions, images = brute_force(w, wanted)
+    assert np.array_equal(table.captions, captions)
+    assert np.array_equal(table.images, images)
+    there = table.captions >= 0
+    assert np.array_equal(
+        table.caption_similarity[there], np.take_along_axis(w.S.numpy(), np.maximum(captions, 0), 1)[there]
+    )
+    assert np.isneginf(table.caption_similarity[~there]).all()
+    assert {file.name for file in (tmp_path / "table").iterdir()} == {
+        "mined.json",
+        "i2t.npy",
+        "t2i.npy",
+        "i2t_similarity.npy",
+        "t2i_similarity.npy",
+    }
+
+
+def test_guards_leave_out_what_they_say_and_count_it(tmp_path):
+    texts = [f"caption number {n}" for n in range(61)]
+    w = world(texts=texts)
+    image = int(w.data.owners[3])
+    other = next(c for c in range(61) if int(w.data.owners[c]) != image)
+    texts[3], texts[other] = "two dogs run on the wet green grass", "Two dogs run on the wet grass."
+    truth = torch.rand(23, 61, generator=torch.Generator().manual_seed(5)) < 0.1
+    w = world(texts=texts, truth=lambda i, c: truth[i][:, c])
+    own = w.data.owners[None, :] == torch.arange(23)[:, None]
+    alike = torch.zeros_like(own)
+    alike[image, other] = alike[int(w.data.owners[other]), 3] = True
+    listed = tmp_path / "pairs.csv"
+    listed.write_text("image,caption\n4,9\n4,10\n\n7 2\n")
+    in_file = torch.zeros_like(own)
+    in_file[[4, 4, 7], [9, 10, 2]] = True
+    best = torch.stack([w.S[i][own[i]].max() for i in range(23)])
+    caps = (best - 1)[:, None] < w.S, (w.S[w.data.owners, torch.arange(61)] - 1)[None, :] < w.S
+    cases = {
+        "skip": (Guards(skip=3), own & False, (None, None), {"skip": 3 * (23 + 61)}),
+        "near": (Guards(near_duplicates=True), alike, (None, None), {"near_duplicates": 2}),
+        "known": (Guards(known=True), truth, (None, None), {"known": int((truth & ~own).sum())}),
+        "pairs": (Guards(pairs=listed), in_file, (None, None), {"pairs": int((in_file & ~own).sum())}),
+        "margin": (
+            Guards(margin=1.0),
+            own & False,
+            caps,
+            {"margin_i2t": int((caps[0] & ~own).sum()), "margin_t2i": int((caps[1] & ~own).sum())},
+        ),
+    }
+    cases["all"] = (
+        Guards(2, True, True, listed, 1.0),
+        alike | truth | in_file,
+        caps,
+        None,
+    )
+    for name, (guards, hidden, over, counts) in cases.items():
+        wanted = Wanted(9, 5, guards)
+        mine(compared_by_products(w.x, w.y), w.data, tmp_path / name, wanted, MODEL)
+        table = open_mined(tmp_path / name, w.data)
+        captions, images = brute_force(w, wanted, hidden, over)
+        assert np.array_equal(table.captions, captions), name
+        assert np.array_equal(table.images, images), name
+        if counts is not None:
+            assert json.loads((tmp_path / name / "mined.json").read_text())["left_out"] == counts
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("1,2,3", "two numbers"), ("a,b", "two numbers"), ("99,1", "not in the")]
+)
+def test_a_bad_file_of_pairs_is_told_with_its_line(tmp_path, line, message):
+    w = world()
+    (tmp_path / "pairs.csv").write_text(f"image,caption\n1,2\n{line}\n")
+    with pytest.raises(ValueError, match=rf"pairs.csv, line 3: .*{message}"):
+        mine(
+            compared_by_products(w.x, w.y),
+            w.data,
+            tmp_path / "table",
+            Wanted(5, 5, Guards(pairs=tmp_path / "pairs.csv")),
+            MODEL,
+        )
+
+
+def _slowly(folder, pause):
+    module.ROWS, module.COLUMNS = 5, 13
+    w = world(images=60, captions=150)
+    products = compared_by_products(w.x, w.y)
+
+    def block(rows, columns):
+        time.sleep(pause)
+        return products.block(rows, columns)
+
+    mine(
+        Compared(block, products.of_pairs),
+        w.data,
+        folder / "table",
+        Wanted(20, 8, Guards(margin=0.0)),
+        MODEL,
+        saved_every=0.0,
+    )
+
+
+def test_killed_and_called_again_it_writes_the_very_same_table(tmp_path):
+    """By SIGKILL, each time after a further block of images is saved."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    _slowly(whole, 0.0)
+    spawn = multiprocessing.get_context("spawn")
+    progress, last = broken / "table.unfinished" / "progress.safetensors", 0
+    for _ in range(3):
+        process = spawn.Process(target=_slowly, args=(broken, 0.004))
+        process.start()
+        while process.is_alive() and not (progress.is_file() and progress.stat().st_mtime_ns > last):
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert progress.is_file()
+        last = progress.stat().st_mtime_ns
+    _slowly(broken, 0.0)
+    for file in (whole / "table").iterdir():
+        assert file.read_bytes() == (broken / "table" / file.name).read_bytes(), file.name
+    assert [each.name for each in broken.iterdir()] == ["table"]
+
+
+def test_a_table_of_another_model_or_other_data_is_refused(tmp_path):
+    w = world()
+    products = compared_by_products(w.x, w.y)
+    table = tmp_path / "table"
+    assert mine(products, w.data, table, Wanted(5, 5), MODEL)
+    assert not mine(products, w.data, table, Wanted(5, 5), MODEL)
+    with pytest.raises(ValueError, match="is of another model"):
+        mine(products, w.data, table, Wanted(5, 5), MODEL | {"weights": "xyz"})
+    with pytest.raises(ValueError, match="is of other settings"):
+        mine(products, w.data, table, Wanted(6, 5), MODEL)
+    other = world(seed=9)
+    with pytest.raises(ValueError, match="is of other data"):
+        mine(products, other.data, table, Wanted(5, 5), MODEL)
+    with pytest.raises(ValueError, match="mined from other data than world"):
+        open_mined(table, other.data)
+    (tmp_path / "something").mkdir()
+    with pytest.raises(ValueError, match="holds no mined table"):
+        mine(products, w.data, tmp_path / "something", Wanted(5, 5), MODEL)
+    # Half a table of another model is not gone on with either.
+    half = tmp_path / "half.unfinished"
+    half.mkdir()
+    (half / "mined.json").write_text((table / "mined.json").read_text())
+    with pytest.raises(ValueError, match="is of another model"):
+        mine(products, w.data, tmp_path / "half", Wanted(5, 5), MODEL | {"weights": "xyz"})
+
+
+def test_damaged_tables_are_told(tmp_path):
+    w = world()
+    mine(compared_by_products(w.x, w.y), w.data, tmp_path / "table", Wanted(5, 5), MODEL)
+    with pytest.raises(ValueError, match="no folder there"):
+        open_mined(tmp_path / "nowhere", w.data)
+    np.save(tmp_path / "table" / "i2t.npy", np.zeros((23, 5), dtype=np.int64))
+    with pytest.raises(ValueError, match=r"i2t.npy: expected a matrix of int32"):
+        open_mined(tmp_path / "table", w.data)
+    np.save(tmp_path / "table" / "i2t.npy", np.full((23, 5), 61, dtype=np.int32))
+    with pytest.raises(ValueError, match="numbers of captions from -1 to 60"):
+        open_mined(tmp_path / "table", w.data)
+    np.save(tmp_path / "table" / "i2t.npy", np.zeros((22, 5), dtype=np.int32))
+    with pytest.raises(ValueError, match="22 rows"):
+        open_mined(tmp_path / "table", w.data)
+    (tmp_path / "table" / "i2t.npy").write_bytes(b"no array")
+    with pytest.raises(ValueError, match="not a readable"):
+        open_mined(tmp_path / "table", w.data)
+    (tmp_path / "table" / "mined.json").write_text("{}")
+    with pytest.raises(ValueError, match="not the manifest"):
+        open_mined(tmp_path / "table", w.data)
+    (tmp_path / "table" / "mined.json").unlink()
+    with pytest.raises(ValueError, match=r"one file i2t_\*.npy"):
+        open_mined(tmp_path / "table", w.data)
+
+
+def test_lists_and_members_equal_the_authors_program(tmp_path):
+    """Half-precision products as theirs; inside a tie the order is nobody's, so lists are compared by similarity."""
+    tensors, about = golden("aoq_offline_candidates")
+    x, y = tensors["in.img_emb"], tensors["in.cap_emb"]
+    S = (x.half()[:, None] * y.half()[None]).float().sum(dim=2).half().float()
+    owners = torch.arange(200) // 5
+    data = PairedData("golden", rows(40), rows(200), owners, tuple(map(str, range(200))))
+    mine(Compared(lambda i, c: S[i, c].clone(), lambda i, c: S[i, c]), data, tmp_path / "ours", Wanted(60, 12), MODEL)
+    ours = open_mined(tmp_path / "ours", data)
+    for which, wanted, anchored in (("i2t", "captions", S), ("t2i", "images", S.T)):
+        published = tensors[f"out.{which}"].long()
+        expected = anchored.gather(1, published)
+        assert torch.equal(expected, tensors[f"ref.{which}_half_scores"])
+        found = anchored.gather(1, torch.from_numpy(getattr(ours, wanted)).long())
+        assert torch.equal(found, expected)
+        for mine_row, their_row, level in zip(getattr(ours, wanted), published, expected, strict=True):
+            inside = level > level[-1]  # whoever is above the last tie is in both
+            assert set(mine_row[inside.numpy()].tolist()) == set(their_row[inside].tolist())
+    # Their lists are read as they are, and the members that their loader drew are ours for the same draws.
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    np.save(folder / "i2t_golden.npy", tensors["out.i2t"].numpy())
+    np.save(folder / "t2i_golden.npy", tensors["out.t2i"].numpy())
+    draws = MemberDraws(open_mined(folder, data), owners, about["candidate_size"])
+    caption, _, n, n2, anchor_image, anchor_caption, i, t, i_other, t_other = tensors["out.loader_rows"].T
+    assert torch.equal(anchor_caption, caption)
+    drawn = draws.members(anchor_image, anchor_caption, n, (n2 + 0.5) / 5)
+    assert torch.equal(drawn.images, torch.stack([i, i_other], dim=1))
+    assert torch.equal(drawn.captions, torch.stack([t, t_other], dim=1))
+
+
+def table_of(captions, images, similarity=None):
+    return MinedTable(np.array(captions, dtype=np.int32), np.array(images, dtype=np.int32), "a table", "0", similarity)
+
+
+@pytest.mark.parametrize("how", ["uniform", "normal", "similarity"])
+def test_draws_follow_their_law(how):
+    owners = torch.arange(50) // 5
+    captions = np.array([[c for c in range(50) if c // 5 != i][:40] for i in range(10)])
+    images = np.array([[i for i in range(10) if i != c // 5] for c in range(50)])
+    similarity = np.linspace(0.9, 0.5, 40, dtype=np.float32)[None].repeat(10, axis=0)
+    draws = MemberDraws(table_of(captions, images, similarity), owners, 40, how)
+    pairs = 20_000
+    drawn = draws.draw(
+        torch.zeros(pairs, dtype=torch.long), torch.zeros(pairs, dtype=torch.long), torch.Generator().manual_seed(0)
+    )
+    place = drawn.captions[:, 0] - 5  # the list of image 0 is 5, 6, ...
+    assert torch.equal(drawn.images[:, 1], owners[drawn.captions[:, 0]])
+    assert torch.equal(owners[drawn.captions[:, 1]], drawn.images[:, 0])
+    assert torch.equal(drawn.images[:, 0], place // 5 + 1)  # one draw drives both lists
+    shares = torch.bincount(place, minlength=40) / pairs
+    expected = torch.full((40,), 1 / 40)
+    if how == "normal":
+        edges = (torch.arange(41) / 40 - 0.5) * 6
+        edges[0], edges[-1] = -torch.inf, torch.inf
+        below = torch.special.ndtr(edges)
+        expected = below[1:] - below[:-1]
+    elif how == "similarity":
+        expected = (torch.from_numpy(similarity[0]) / 0.1).softmax(dim=0)
+    assert (shares - expected).abs().max() < 4 * (expected.max() / pairs) ** 0.5
+
+
+def test_short_lists_are_drawn_from_as_far_as_they_go():
+    draws = MemberDraws(table_of([[1, -1, -1], [0, -1, -1]], [[1, -1], [0, -1]]), torch.tensor([0, 1]), 300)
+    drawn = draws.draw(torch.tensor([0, 1]), torch.tensor([0, 1]), torch.Generator().manual_seed(0))
+    assert drawn.captions[:, 0].tolist() == [1, 0]
+    assert drawn.images[:, 0].tolist() == [1, 0]
+    with pytest.raises(ValueError, match="image 1 has no mined caption"):
+        MemberDraws(table_of([[1], [-1]], [[1], [0]]), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="no similarities to draw by"):
+        MemberDraws(table_of([[1], [0]], [[1], [0]]), torch.tensor([0, 1]), how="similarity")
+    with pytest.raises(ValueError, match="--mined-top must be at least 1"):
+        MemberDraws(table_of([[1], [0]], [[1], [0]]), torch.tensor([0, 1]), 0)
