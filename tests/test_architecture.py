@@ -18,7 +18,9 @@ MAY_IMPORT = {
     "analysis": {"contracts", "objectives", "evaluation"},
     "runs": {"contracts"},
     "retriever": {"contracts", "data", "models", "similarity"},
+    "mining": {"contracts", "data", "similarity", "analysis"},
     "training": {
+        "mining",
         "contracts",
         "data",
         "models",

@@ -112,6 +112,18 @@ def _evaluate(arguments: list[str]) -> None:
     print_evaluation(evaluate_models(settings), Console(), legacy=settings.explain_legacy)
 
 
+def _mine(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.training.mine_settings import MineSettings
+
+    settings = tyro.cli(MineSettings, prog="tercet mine", args=arguments)
+
+    from tercet.training.mining import mine_table
+
+    mine_table(settings)
+
+
 def _analyse(arguments: list[str]) -> None:
     import tyro
 
@@ -177,6 +189,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "compare": (_compare, "train a grid of objectives x seeds and compare what they retrieve"),
     "train": (_train, "train a model with one objective; stopped at any moment, it goes on exactly where it was"),
     "evaluate": (_evaluate, "rank every positive of a split with trained models, under a named protocol"),
+    "mine": (_mine, "find the hardest negatives of a whole training set, for a second round"),
     "analyse": (_analyse, "why an objective wins: contributing samples, diagrams, who pulls and pushes, examples"),
     "data": (_data, "inspect or convert images with captions, in any of the formats people have"),
     "features": (_features, "run frozen encoders once over a data set"),

@@ -23,6 +23,21 @@ PairGradient = Float[Tensor, "image caption"]
 
 
 @dataclass(frozen=True)
+class MinedItems:
+    """Images and captions mined offline, each once, and which of them are whose members.
+
+    Row k of both places is of pair k, in the order of `positives().nonzero()`: (i-, i-') and (t-, t-').
+    """
+
+    images: Float[Tensor, "mined_image *rest"]
+    captions: Shaped[Tensor, "mined_caption *rest_of_caption"]
+    image_places: Int[Tensor, "pair 2"]
+    caption_places: Int[Tensor, "pair 2"]
+    image_lengths: Int[Tensor, " mined_image"] | None = None
+    caption_lengths: Int[Tensor, " mined_caption"] | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """What one step sees. An image and a caption with equal ids are positives of each other."""
 
@@ -38,6 +53,7 @@ class Batch:
     also_positive: PairMask | None = None
     """Pairs that are known to match although their ids differ."""
     ignored: PairMask | None = None
+    mined: MinedItems | None = None
 
     def positives(self) -> PairMask:
         own = self.image_ids[:, None] == self.caption_ids[None, :]
@@ -68,19 +84,39 @@ class Objective(Protocol):
     def has_value(self) -> bool: ...
 
     def on_similarity(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]: ...
 
     def pair_gradient(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> PairGradient: ...
 
     def pair_gradients(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> tuple[PairGradient, PairGradient]: ...
 
     def value(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""] | None: ...
 
     def monitor(

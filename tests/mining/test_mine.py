@@ -40,6 +40,10 @@ def world(images=23, captions=61, dim=6, seed=0, texts=None, truth=None):
     )
 
 
+def products_of(w):
+    return lambda folder: compared_by_products(w.x, w.y)
+
+
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(module, "ROWS", 5)
@@ -68,7 +72,7 @@ def brute_force(w, wanted, hidden=None, caps=(None, None)):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_lists_equal_brute_force(tmp_path, k, seed):
     w, wanted = world(seed=seed), Wanted(*k)
-    assert mine(compared_by_products(w.x, w.y), w.data, tmp_path / "table", wanted, MODEL)
+    assert mine(products_of(w), w.data, tmp_path / "table", wanted, MODEL)
     table = open_mined(tmp_path / "table", w.data)
     captions, images = brute_force(w, wanted)
     assert np.array_equal(table.captions, captions)
@@ -124,7 +128,7 @@ def test_guards_leave_out_what_they_say_and_count_it(tmp_path):
     )
     for name, (guards, hidden, over, counts) in cases.items():
         wanted = Wanted(9, 5, guards)
-        mine(compared_by_products(w.x, w.y), w.data, tmp_path / name, wanted, MODEL)
+        mine(products_of(w), w.data, tmp_path / name, wanted, MODEL)
         table = open_mined(tmp_path / name, w.data)
         captions, images = brute_force(w, wanted, hidden, over)
         assert np.array_equal(table.captions, captions), name
@@ -141,7 +145,7 @@ def test_a_bad_file_of_pairs_is_told_with_its_line(tmp_path, line, message):
     (tmp_path / "pairs.csv").write_text(f"image,caption\n1,2\n{line}\n")
     with pytest.raises(ValueError, match=rf"pairs.csv, line 3: .*{message}"):
         mine(
-            compared_by_products(w.x, w.y),
+            products_of(w),
             w.data,
             tmp_path / "table",
             Wanted(5, 5, Guards(pairs=tmp_path / "pairs.csv")),
@@ -159,7 +163,7 @@ def _slowly(folder, pause):
         return products.block(rows, columns)
 
     mine(
-        Compared(block, products.of_pairs),
+        lambda folder: Compared(block, products.of_pairs),
         w.data,
         folder / "table",
         Wanted(20, 8, Guards(margin=0.0)),
@@ -193,31 +197,31 @@ def test_a_table_of_another_model_or_other_data_is_refused(tmp_path):
     w = world()
     products = compared_by_products(w.x, w.y)
     table = tmp_path / "table"
-    assert mine(products, w.data, table, Wanted(5, 5), MODEL)
-    assert not mine(products, w.data, table, Wanted(5, 5), MODEL)
+    assert mine(lambda folder: products, w.data, table, Wanted(5, 5), MODEL)
+    assert not mine(lambda folder: products, w.data, table, Wanted(5, 5), MODEL)
     with pytest.raises(ValueError, match="is of another model"):
-        mine(products, w.data, table, Wanted(5, 5), MODEL | {"weights": "xyz"})
+        mine(lambda folder: products, w.data, table, Wanted(5, 5), MODEL | {"weights": "xyz"})
     with pytest.raises(ValueError, match="is of other settings"):
-        mine(products, w.data, table, Wanted(6, 5), MODEL)
+        mine(lambda folder: products, w.data, table, Wanted(6, 5), MODEL)
     other = world(seed=9)
     with pytest.raises(ValueError, match="is of other data"):
-        mine(products, other.data, table, Wanted(5, 5), MODEL)
+        mine(lambda folder: products, other.data, table, Wanted(5, 5), MODEL)
     with pytest.raises(ValueError, match="mined from other data than world"):
         open_mined(table, other.data)
     (tmp_path / "something").mkdir()
     with pytest.raises(ValueError, match="holds no mined table"):
-        mine(products, w.data, tmp_path / "something", Wanted(5, 5), MODEL)
+        mine(lambda folder: products, w.data, tmp_path / "something", Wanted(5, 5), MODEL)
     # Half a table of another model is not gone on with either.
     half = tmp_path / "half.unfinished"
     half.mkdir()
     (half / "mined.json").write_text((table / "mined.json").read_text())
     with pytest.raises(ValueError, match="is of another model"):
-        mine(products, w.data, tmp_path / "half", Wanted(5, 5), MODEL | {"weights": "xyz"})
+        mine(lambda folder: products, w.data, tmp_path / "half", Wanted(5, 5), MODEL | {"weights": "xyz"})
 
 
 def test_damaged_tables_are_told(tmp_path):
     w = world()
-    mine(compared_by_products(w.x, w.y), w.data, tmp_path / "table", Wanted(5, 5), MODEL)
+    mine(products_of(w), w.data, tmp_path / "table", Wanted(5, 5), MODEL)
     with pytest.raises(ValueError, match="no folder there"):
         open_mined(tmp_path / "nowhere", w.data)
     np.save(tmp_path / "table" / "i2t.npy", np.zeros((23, 5), dtype=np.int64))
@@ -247,7 +251,13 @@ def test_lists_and_members_equal_the_authors_program(tmp_path):
     S = (x.half()[:, None] * y.half()[None]).float().sum(dim=2).half().float()
     owners = torch.arange(200) // 5
     data = PairedData("golden", rows(40), rows(200), owners, tuple(map(str, range(200))))
-    mine(Compared(lambda i, c: S[i, c].clone(), lambda i, c: S[i, c]), data, tmp_path / "ours", Wanted(60, 12), MODEL)
+    mine(
+        lambda folder: Compared(lambda i, c: S[i, c].clone(), lambda i, c: S[i, c]),
+        data,
+        tmp_path / "ours",
+        Wanted(60, 12),
+        MODEL,
+    )
     ours = open_mined(tmp_path / "ours", data)
     for which, wanted, anchored in (("i2t", "captions", S), ("t2i", "images", S.T)):
         published = tensors[f"out.{which}"].long()
@@ -313,3 +323,42 @@ def test_short_lists_are_drawn_from_as_far_as_they_go():
         MemberDraws(table_of([[1], [0]], [[1], [0]]), torch.tensor([0, 1]), how="similarity")
     with pytest.raises(ValueError, match="--mined-top must be at least 1"):
         MemberDraws(table_of([[1], [0]], [[1], [0]]), torch.tensor([0, 1]), 0)
+
+
+@pytest.mark.parametrize("guards", [Guards(), Guards(skip=2, near_duplicates=True, margin=1.0)])
+def test_a_shortlist_is_put_in_the_order_of_another_model(tmp_path, guards, monkeypatch):
+    monkeypatch.setattr("tercet.mining.shortlist.PAIRS", 64)
+    w, slow = world(), world(seed=4)
+    mine(products_of(w), w.data, tmp_path / "quick", Wanted(20, 9), MODEL)
+    quick = open_mined(tmp_path / "quick", w.data)
+    wanted = Wanted(8, 5, guards)
+    model = {"system": "bfan", "weights": "b"}
+    compared = compared_by_products(slow.x, slow.y)
+    calls = []
+
+    def of_pairs(image, caption):
+        calls.append(len(image))
+        if len(calls) == 5 + (guards.margin is not None):
+            raise KeyboardInterrupt
+        return compared.of_pairs(image, caption)
+
+    with pytest.raises(KeyboardInterrupt):
+        mine(lambda f: Compared(compared.block, of_pairs), w.data, tmp_path / "slow", wanted, model, shortlist=quick)
+    assert mine(lambda f: Compared(compared.block, of_pairs), w.data, tmp_path / "slow", wanted, model, shortlist=quick)
+    table = open_mined(tmp_path / "slow", w.data)
+    own = w.data.owners[None, :] == torch.arange(23)[:, None]
+    listed = [torch.zeros_like(own), torch.zeros_like(own)]
+    for image, row in enumerate(quick.captions):
+        listed[0][image, row[row >= 0]] = True
+    for caption, row in enumerate(quick.images):
+        listed[1][row[row >= 0], caption] = True
+    over = [~each for each in listed]
+    if guards.margin is not None:
+        best = torch.stack([slow.S[i][own[i]].max() for i in range(23)])
+        over[0] |= (best - 1)[:, None] < slow.S
+        over[1] |= (slow.S[w.data.owners, torch.arange(61)] - 1)[None, :] < slow.S
+    captions, images = brute_force(SimpleNamespace(data=w.data, x=slow.x, y=slow.y, S=slow.S), wanted, None, over)
+    assert np.array_equal(table.captions, captions)
+    assert np.array_equal(table.images, images)
+    with pytest.raises(ValueError, match="is of another model"):
+        mine(lambda f: compared, w.data, tmp_path / "slow", wanted, model)

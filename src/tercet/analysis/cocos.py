@@ -5,6 +5,7 @@ ones from the entries of the pair gradient, for every objective. A query is an a
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +17,7 @@ from tercet.objectives.base import RowObjective
 from tercet.objectives.hardest import hardest_negative
 from tercet.objectives.masks import Rows, as_rows
 from tercet.objectives.nt_xent import NTXent
+from tercet.objectives.offline import Offline
 from tercet.objectives.smooth_ap import SmoothAP
 from tercet.objectives.triplet import Triplet
 from tercet.objectives.triplet_sh import HardestTriplet
@@ -32,9 +34,10 @@ def cocos(
     epsilon: float = 0.01,
     ignored: PairMask | None = None,
     matching: PairMask | None = None,
+    mined: Float[Tensor, "pair 4"] | None = None,
     as_published: bool = False,
-) -> dict[str, Counts]:
-    """{'i2t': counts, 't2i': counts}.
+) -> dict[str, Any]:
+    """{'i2t': counts, 't2i': counts}; with `mined` members also 'mined_active', a count for each of the four.
 
     Every objective: `negatives` (mean over queries of how many negatives have |g| > epsilon x the largest of the
     query's negatives), `silent` (queries whose whole row of the gradient is zero), `effective` (mean of
@@ -57,14 +60,18 @@ def cocos(
     rows = as_rows(similarity, positives, ignored)
     if as_published:
         return as_released(objective, rows, epsilon)
-    i2t, t2i = objective.pair_gradients(similarity, positives, ignored)
+    mined = None if mined is None else mined.double()
+    i2t, t2i = objective.pair_gradients(similarity, positives, ignored, mined=mined)
     sides = {"i2t": (rows, i2t, matching), "t2i": (rows.transposed(), t2i.T, None if matching is None else matching.T)}
-    return {
+    counts: dict[str, Any] = {
         side: own_terms(objective, anchored, epsilon)
         | general(anchored, gradient, epsilon)
         | ({} if known is None else on_matching(anchored, gradient, known))
         for side, (anchored, gradient, known) in sides.items()
     }
+    if mined is not None and isinstance(objective, Offline):
+        counts["mined_active"] = objective.mined_active(similarity, positives, ignored, mined=mined)
+    return counts
 
 
 def own_terms(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:

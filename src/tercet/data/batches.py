@@ -1,7 +1,7 @@
 """Meetings -> batches: what meets is read, altered if asked for, and handed to the step."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tercet.contracts import Batch
+from tercet.contracts import Batch, MinedItems
 from tercet.data.ahead import ahead
 from tercet.data.dropout import SizeAugmentation, drop_regions, drop_words
 from tercet.data.meetings import Meeting
+from tercet.data.members import Drawn, MemberDraws
 from tercet.data.pairs import PairedData
 from tercet.data.pixels import Crop, Pixels
 from tercet.data.text.tokens import Tokens
@@ -31,6 +32,12 @@ class Batches:
 
     crop: Crop = "none"
     """Random parts of pictures, where images are pixels."""
+    diagonal: bool = False
+    """Only the captions that images are met with are theirs, though one may be met twice."""
+    members: MemberDraws | None = None
+    """Mined negatives of every positive pair."""
+    as_candidates: bool = False
+    """i- and t- are further images and captions of the batch, and no members."""
 
     def __post_init__(self) -> None:
         if self.crop != "none" and not isinstance(self.data.images, Pixels):
@@ -39,16 +46,41 @@ class Batches:
             raise ValueError(f"it is not known which captions of {self.data.name} are true of other images")
 
     def make(self, meeting: Meeting) -> Batch:
-        images, image_lengths = self._images(meeting)
-        captions, caption_lengths = self._captions(meeting)
-        if self.augmentation is not None and self.augmentation.regions > 0 and images.ndim == 3:
-            generator = torch.Generator().manual_seed(meeting.seed)
-            images, image_lengths = drop_regions(images, image_lengths, self.augmentation, generator)
+        if self.members is None:
+            return self._made(meeting)
+        if self.as_candidates:
+            return self._made(self._with_candidates(meeting, self.members))
+        batch = self._made(meeting)
+        image, caption = batch.positives().nonzero(as_tuple=True)
+        generator = torch.Generator().manual_seed(meeting.seed ^ 2)
+        drawn = self.members.draw(meeting.images[image], meeting.captions[caption], generator)
+        return replace(batch, mined=self._mined(drawn, meeting.seed ^ 3))
+
+    def _made(self, meeting: Meeting) -> Batch:
+        images, image_lengths, captions, caption_lengths = self._sides(meeting)
         caption_ids = self.data.owners[meeting.captions]
         also_positive, ignored = self._special_pairs(meeting, caption_ids)
-        return Batch(
-            images, captions, meeting.images, caption_ids, image_lengths, caption_lengths, also_positive, ignored
-        )
+        ids = meeting.images, caption_ids
+        if self.diagonal:
+            ids = torch.arange(len(meeting.images)), torch.arange(len(meeting.captions))
+        return Batch(images, captions, *ids, image_lengths, caption_lengths, also_positive, ignored)
+
+    def _mined(self, drawn: Drawn, seed: int) -> MinedItems:
+        """Each item once, however many pairs it was drawn for."""
+        images, image_places = drawn.images.unique(return_inverse=True)
+        captions, caption_places = drawn.captions.unique(return_inverse=True)
+        items, image_lengths, words, caption_lengths = self._sides(Meeting(images, captions, seed))
+        return MinedItems(items, words, image_places, caption_places, image_lengths, caption_lengths)
+
+    def _with_candidates(self, meeting: Meeting, members: MemberDraws) -> Meeting:
+        """Every i- and t- that is not there already; ids say whose they are."""
+        image, caption = (meeting.images[:, None] == self.data.owners[meeting.captions]).nonzero(as_tuple=True)
+        generator = torch.Generator().manual_seed(meeting.seed ^ 2)
+        drawn = members.draw(meeting.images[image], meeting.captions[caption], generator)
+        images, captions = drawn.images[:, 0].unique(), drawn.captions[:, 0].unique()
+        images = images[~torch.isin(images, meeting.images)]
+        captions = captions[~torch.isin(captions, meeting.captions)]
+        return Meeting(torch.cat([meeting.images, images]), torch.cat([meeting.captions, captions]), meeting.seed)
 
     def run(self, meetings: Sequence[Meeting], *, workers: int = 0) -> Iterator[Batch]:
         """The batches in order; with workers, made ahead by so many threads. The same either way."""
@@ -56,6 +88,14 @@ class Batches:
             yield from map(self.make, meetings)
         else:
             yield from ahead(self.make, meetings, workers)
+
+    def _sides(self, meeting: Meeting) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """Images, how many of their regions are real, captions, how many of their words are."""
+        images, image_lengths = self._images(meeting)
+        if self.augmentation is not None and self.augmentation.regions > 0 and images.ndim == 3:
+            generator = torch.Generator().manual_seed(meeting.seed)
+            images, image_lengths = drop_regions(images, image_lengths, self.augmentation, generator)
+        return images, image_lengths, *self._captions(meeting)
 
     def _images(self, meeting: Meeting) -> tuple[Tensor, Int[Tensor, " image"] | None]:
         if self.crop != "none" and isinstance(self.data.images, Pixels):

@@ -36,6 +36,8 @@ class MemberDraws:
     top: int = 300
     """Captions of the list that are drawn from; of the images so many fewer as there are fewer of them."""
     how: How = "uniform"
+    couples: int = 2
+    """1 where nobody looks at (i-', t-'): then they are (i-, t-) once more, and cost nothing."""
 
     def __post_init__(self) -> None:
         if self.top < 1:
@@ -69,7 +71,8 @@ class MemberDraws:
         i = listed.gather(1, place_of_image[:, None])[:, 0].long()
         count = self._counts[i]
         other = self._by_owner[self._starts[i] + (chance * count).long().clamp(max=count - 1)]
-        return Drawn(torch.stack([i, self.owners[t]], dim=1), torch.stack([t, other], dim=1))
+        second = (i, t) if self.couples == 1 else (self.owners[t], other)
+        return Drawn(torch.stack([i, second[0]], dim=1), torch.stack([t, second[1]], dim=1))
 
     @property
     def top_images(self) -> int:

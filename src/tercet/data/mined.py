@@ -35,15 +35,13 @@ class MinedTable:
 def open_mined(folder: str | Path, data: PairedData) -> MinedTable:
     """Of this very data: a table of another is refused."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no folder there; `tercet mine` writes one")
-    manifest = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
-    if manifest is None:
+    checksum = table_checksum(folder)
+    similarities: list[np.ndarray | None] = [None, None]
+    if not (folder / MANIFEST).is_file():
         files = [_authors_file(folder, which) for which in (I2T, T2I)]
-        checksum = checksum_of(files)
-        similarities: list[np.ndarray | None] = [None, None]
     else:
-        checksum = _checked(folder, manifest, data)
+        if _manifest(folder)["data"]["pairing"] != data.pairing():
+            raise ValueError(f"{folder} was mined from other data than {data.name}: its captions or images are others")
         files = [folder / f"{which}.npy" for which in (I2T, T2I)]
         similarities = [_mapped(folder / f"{which}_similarity.npy", np.float32) for which in (I2T, T2I)]
     captions, images = (_mapped(file, np.int32) for file in files)
@@ -52,16 +50,24 @@ def open_mined(folder: str | Path, data: PairedData) -> MinedTable:
     return MinedTable(captions, images, str(folder), checksum, *similarities)
 
 
-def _checked(folder: Path, manifest: Any, data: PairedData) -> str:
+def table_checksum(folder: Path) -> str:
+    """Of the lists, whoever wrote them."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no folder there; `tercet mine` writes one")
+    if (folder / MANIFEST).is_file():
+        return str(_manifest(folder)["checksum"])
+    return checksum_of(_authors_file(folder, which) for which in (I2T, T2I))
+
+
+def _manifest(folder: Path) -> Any:
+    manifest = read_json(folder / MANIFEST)
     try:
-        of, checksum, what = manifest["data"]["pairing"], manifest["checksum"], manifest["what"]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder / MANIFEST}: not the manifest of a mined table: {error} is missing") from error
-    if what != "mined":
+        whole = manifest["what"] == "mined" and manifest["data"]["pairing"] and manifest["checksum"]
+    except (KeyError, TypeError):
+        whole = False
+    if not whole:
         raise ValueError(f"{folder / MANIFEST}: not the manifest of a mined table")
-    if of != data.pairing():
-        raise ValueError(f"{folder} was mined from other data than {data.name}: its captions or images are others")
-    return str(checksum)
+    return manifest
 
 
 def _authors_file(folder: Path, which: str) -> Path:

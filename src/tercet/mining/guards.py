@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tercet.analysis.near_duplicates import ALIKE, words_of
 from tercet.data.pairs import PairedData
+from tercet.similarity import Compared
 
 TRUTH_AT_ONCE = 1 << 22
 
@@ -61,6 +62,21 @@ class LeftOut:
     def holds(self, image: Int[Tensor, " pair"], caption: Int[Tensor, " pair"], captions: int) -> Tensor:
         """Whether these pairs are left out."""
         return torch.isin(image * captions + caption, self._image * captions + self._caption)
+
+
+def caps_of(compared: Compared, data: PairedData, guards: Guards) -> tuple[Tensor, Tensor] | None:
+    """What an image's and a caption's negatives may not exceed: its most similar positive, less the margin."""
+    if guards.margin is None:
+        return None
+    positive = compared.of_pairs(data.owners, torch.arange(len(data.owners)))
+    best = torch.full((len(data.images),), -torch.inf).scatter_reduce_(0, data.owners, positive, "amax")
+    return best - guards.margin, positive - guards.margin
+
+
+def counted(left_out: LeftOut, guards: Guards, anchors: int, over: list[int]) -> dict[str, int]:
+    """How many pairs each guard that was asked for has left out, for the manifest."""
+    counts = left_out.counts | ({"skip": guards.skip * anchors} if guards.skip else {})
+    return counts if guards.margin is None else counts | {"margin_i2t": over[0], "margin_t2i": over[1]}
 
 
 def near_duplicates(data: PairedData) -> Int[Tensor, " pair"]:

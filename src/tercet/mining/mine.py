@@ -12,17 +12,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tercet.data.lines import read_json
-from tercet.data.mined import CAPTIONS, I2T, IMAGES, MANIFEST, T2I, checksum_of
+from tercet.data.mined import CAPTIONS, I2T, IMAGES, MANIFEST, T2I, MinedTable, checksum_of
 from tercet.data.pairs import PairedData
 from tercet.data.whole import LOCK, alone
 from tercet.mining.best import Best
-from tercet.mining.guards import Guards, LeftOut
+from tercet.mining.guards import Guards, LeftOut, caps_of, counted
+from tercet.mining.lists import Lists
+from tercet.mining.shortlist import reordered
 from tercet.similarity import Compared
 
 ROWS, COLUMNS = 1024, 8192  # of a block: 32 MB of similarities
@@ -51,19 +52,23 @@ Advance = Callable[[int, int], None]
 
 
 def mine(
-    compared: Compared,
+    compare: Callable[[Path], Compared],
     data: PairedData,
     target: Path,
     wanted: Wanted,
     model: dict[str, Any],
     *,
+    shortlist: MinedTable | None = None,
     advance: Advance = lambda done, total: None,
     saved_every: float = SAVED_EVERY,
 ) -> bool:
     """Write the table to `target`; False if it was there already, of the same model and data.
 
-    `model` says which one it is, for the manifest: a table of another is not gone on with.
+    `compare` may keep what it encodes in the folder it is given, for the next time. `model` says which one it is, for
+    the manifest: a table of another is not gone on with. With a `shortlist` only its pairs are compared.
     """
+    if shortlist is not None:
+        model = model | {"shortlist": shortlist.checksum}
     plan = plan_of(data, wanted, model)
     if target.exists():
         must_equal(plan, target)
@@ -75,7 +80,11 @@ def mine(
             must_equal(plan, unfinished)
         else:
             _write_json(unfinished / MANIFEST, plan)
-        counts = _swept(compared, data, unfinished, wanted, advance, saved_every)
+        compared = compare(unfinished)
+        if shortlist is None:
+            counts = _swept(compared, data, unfinished, wanted, advance, saved_every)
+        else:
+            counts = reordered(compared, data, unfinished, wanted, shortlist, advance)
         finish(unfinished, target, plan | {"left_out": counts})
     return True
 
@@ -86,9 +95,9 @@ def _swept(
     images, captions, skip = len(data.images), len(data.owners), wanted.guards.skip
     k, j = min(wanted.captions + skip, captions), min(wanted.images + skip, images)
     left_out = LeftOut(data, wanted.guards)
-    caps = _caps(compared, data, wanted.guards)
+    caps = caps_of(compared, data, wanted.guards)
     of_captions, start, over = Best(captions, j), 0, [0, 0]
-    lists = _Lists(folder, I2T, images, k - skip)
+    lists = Lists(folder, I2T, images, k - skip)
     if (folder / PROGRESS).is_file():
         start, over = _restored(folder / PROGRESS, of_captions)
     advance(start, images)
@@ -104,29 +113,17 @@ def _swept(
             of_images.update(seen, slice(0, rows.stop - top), left, images=True)
             seen = _under(block, None if caps is None else caps[1][columns], over, 1)
             of_captions.update(seen, columns, top, images=False)
-        lists.write(rows, of_images, skip)
+        lists.write(rows, *of_images.result(), skip=skip)
         if time.monotonic() - saved >= saved_every:
             lists.flush()
             _save(folder / PROGRESS, of_captions, rows.stop, over)
             saved = time.monotonic()
         advance(rows.stop, images)
     lists.flush()
-    lists = _Lists(folder, T2I, captions, j - skip)
-    lists.write(slice(0, captions), of_captions, skip)
+    lists = Lists(folder, T2I, captions, j - skip)
+    lists.write(slice(0, captions), *of_captions.result(), skip=skip)
     lists.flush()
-    counts = dict(left_out.counts)
-    if skip:
-        counts["skip"] = skip * (images + captions)
-    return counts if caps is None else counts | {"margin_i2t": over[0], "margin_t2i": over[1]}
-
-
-def _caps(compared: Compared, data: PairedData, guards: Guards) -> tuple[Tensor, Tensor] | None:
-    """What an anchor's negatives may not exceed: its most similar positive, less the margin."""
-    if guards.margin is None:
-        return None
-    positive = compared.of_pairs(data.owners, torch.arange(len(data.owners)))
-    best = torch.full((len(data.images),), -torch.inf).scatter_reduce_(0, data.owners, positive, "amax")
-    return best - guards.margin, positive - guards.margin
+    return counted(left_out, wanted.guards, images + captions, over)
 
 
 def _under(block: Float[Tensor, "image caption"], cap: Tensor | None, over: list[int], side: int) -> Tensor:
@@ -135,32 +132,6 @@ def _under(block: Float[Tensor, "image caption"], cap: Tensor | None, over: list
     too_similar = block > cap
     over[side] += int(too_similar.sum())
     return block.masked_fill(too_similar, -torch.inf)
-
-
-class _Lists:
-    """Candidates and similarities of one direction, as .npy files that are filled in place."""
-
-    def __init__(self, folder: Path, which: str, anchors: int, k: int) -> None:
-        if k < 1:
-            raise ValueError("--guard-skip leaves nothing of the lists: there are not so many candidates")
-        self.parts = [
-            _opened(folder / f"{which}{tail}.npy", (anchors, k), dtype)
-            for tail, dtype in (("", np.int32), ("_similarity", np.float32))
-        ]
-
-    def write(self, rows: slice, best: Best, skip: int) -> None:
-        for part, found in zip(self.parts, best.result(), strict=True):
-            part[rows] = found[:, skip:].numpy()
-
-    def flush(self) -> None:
-        for part in self.parts:
-            part.flush()
-
-
-def _opened(file: Path, shape: tuple[int, int], dtype: type) -> np.memmap:
-    """What is there already of the same shape is gone on with."""
-    there = file.is_file() and file.stat().st_size >= np.prod(shape) * np.dtype(dtype).itemsize
-    return np.lib.format.open_memmap(file, mode="r+" if there else "w+", dtype=dtype, shape=shape)
 
 
 def _save(file: Path, best: Best, done: int, over: list[int]) -> None:

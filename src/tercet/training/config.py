@@ -12,6 +12,7 @@ RESOLVED = (
     "objective_source",
     "first_source",
     "start_checksum",
+    "mined_checksum",
     "learned_scale",
     "pretrained",
 )  # in a run's settings.json, and no settings

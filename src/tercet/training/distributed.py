@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from tercet.contracts import Batch
+from tercet.contracts import Batch, MinedItems, PairMask
 from tercet.objectives.distributed import rows_of_all
 
 
@@ -56,6 +56,8 @@ def share_of(batch: Batch, rank: int, count: int) -> Batch:
         captions: slice | Tensor = images
     else:
         captions = torch.isin(batch.caption_ids, batch.image_ids[images])
+        nobodys = ~torch.isin(batch.caption_ids, batch.image_ids)  # mined ones, whose images are elsewhere
+        captions |= nobodys & (torch.arange(len(nobodys)) * count // max(1, len(nobodys)) == rank)
     return replace(
         batch,
         images=batch.images[images],
@@ -64,6 +66,23 @@ def share_of(batch: Batch, rank: int, count: int) -> Batch:
         caption_ids=batch.caption_ids[captions],
         image_lengths=None if batch.image_lengths is None else batch.image_lengths[images],
         caption_lengths=None if batch.caption_lengths is None else batch.caption_lengths[captions],
+        mined=None if batch.mined is None else _members_of(batch.mined, batch.positives(), images),
+    )
+
+
+def _members_of(mined: MinedItems, positives: PairMask, images: slice) -> MinedItems:
+    """Of the pairs of these images, with captions of all processes."""
+    image = positives.nonzero()[:, 0]
+    pairs = (image >= images.start) & (image < images.stop)
+    image_items, image_places = mined.image_places[pairs].unique(return_inverse=True)
+    caption_items, caption_places = mined.caption_places[pairs].unique(return_inverse=True)
+    return MinedItems(
+        mined.images[image_items],
+        mined.captions[caption_items],
+        image_places,
+        caption_places,
+        None if mined.image_lengths is None else mined.image_lengths[image_items],
+        None if mined.caption_lengths is None else mined.caption_lengths[caption_items],
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from torch import Tensor
 from tercet import runs
 from tercet.analysis.cocos import cocos
 from tercet.analysis.diagram import batch_triplets
-from tercet.contracts import Batch
+from tercet.contracts import Batch, MinedItems
 from tercet.data.batches import Batches
 from tercet.data.dropout import SizeAugmentation
 from tercet.data.meetings import Meeting, k_caption_meetings, paired_meetings
+from tercet.data.mined import MinedTable
 from tercet.data.pairs import PairedData
 from tercet.data.pixels import Pixels
 from tercet.objectives.base import RowObjective
@@ -28,6 +29,7 @@ from tercet.training.checkpoint import newest_state, save_state
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.interrupt import Interrupt
 from tercet.training.learned_scale import fitted, scaled
+from tercet.training.mined import member_draws, mined_similarity
 from tercet.training.optimizers import freeze, make_optimizer
 from tercet.training.report import Report
 from tercet.training.schedule import ramp, schedule
@@ -66,6 +68,7 @@ class Loop:
         folder: Path,
         report: Report,
         device: torch.device,
+        mined: MinedTable | None = None,
     ) -> None:
         """`objectives`: of the first epochs, and of the rest."""
         self.model, self.data, self.objectives, self.settings = model, data, objectives, settings
@@ -82,7 +85,17 @@ class Loop:
         augmentation = SizeAugmentation(settings.drop_regions, settings.drop_words)
         # A recipe of pixels also runs on features that were made before: then there is nothing to crop.
         crop = settings.crop if isinstance(data.images, Pixels) else "none"
-        self.batches = Batches(data, augmentation, settings.ignore_equal_text, crop=crop)
+        if settings.mined_as_candidates and not model.dot_product:
+            raise ValueError("--mined-as-candidates is for dual encoders: their similarity is a dot product")
+        self.batches = Batches(
+            data,
+            augmentation,
+            settings.ignore_equal_text,
+            crop=crop,
+            diagonal=settings.positives == "diagonal",
+            members=None if mined is None else member_draws(mined, data, settings, objectives[1]),
+            as_candidates=settings.mined_as_candidates,
+        )
         self.steps_an_epoch = settings.epoch_steps or len(self._pass(0)) // settings.accumulate
         if not self.steps_an_epoch:
             raise ValueError(f"{len(data.owners)} captions do not fill --accumulate {settings.accumulate} batches")
@@ -228,7 +241,12 @@ class Loop:
         monitor = objective.monitor(similarity, positives, batch.ignored).item()
         named = self.settings.objective_settings
         seen = scaled(similarity, self.model, objective, named).detach()
-        counts = cocos(fitted(objective, self.model, named), seen, positives, ignored=batch.ignored)
+        mined = None
+        if objective.takes_mined:
+            if outcome.members is None or distributed.world()[1] > 1:
+                return  # members are of all processes' captions, and these are one's own
+            mined = mined_similarity(self.model, outcome.images, outcome.captions, positives, outcome.members)
+        counts = cocos(fitted(objective, self.model, named), seen, positives, ignored=batch.ignored, mined=mined)
         self.news["monitor"] = f"{monitor:.3g}"
         self.watch.step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)
         if self.metrics is not None:
@@ -245,20 +263,25 @@ class Loop:
     def _placed(self, batch: Batch) -> Batch:
         """This process's share, on its device, in the run's precision."""
         rank, count = distributed.world()
-        if self.settings.positives == "diagonal":
-            rows = torch.arange(len(batch.image_ids))
-            batch = replace(batch, image_ids=rows, caption_ids=rows)
         if count > 1:
             batch = distributed.share_of(batch, rank, count)
         if self.device.type == "cpu" and self.settings.precision != "float64":
             return batch
         dtype = torch.float64 if self.settings.precision == "float64" else torch.float32
-        moved = {
-            name: value.to(self.device, dtype if value.is_floating_point() else value.dtype)
-            for name, value in vars(batch).items()
-            if isinstance(value, Tensor)
-        }
-        return replace(batch, **moved)
+        mined = None if batch.mined is None else _moved(batch.mined, self.device, dtype)
+        return replace(_moved(batch, self.device, dtype), mined=mined)
+
+
+Items = TypeVar("Items", Batch, MinedItems)
+
+
+def _moved(items: Items, device: torch.device, dtype: torch.dtype) -> Items:
+    moved: dict[str, Any] = {
+        name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+        for name, value in vars(items).items()
+        if isinstance(value, Tensor)
+    }
+    return replace(items, **moved)
 
 
 def _tensors(batch: Batch, outcome: Outcome) -> list[tuple[str, Tensor | None]]:

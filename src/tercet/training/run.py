@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tercet import runs
+from tercet.data.mined import open_mined, table_checksum
 from tercet.data.whole import LOCK, alone
 from tercet.models import SYSTEMS, preset
 from tercet.objectives import RowObjective, objective
@@ -21,13 +22,14 @@ from tercet.training.evaluating import checksum_of_weights
 from tercet.training.learned_scale import objective_for, takes_scale
 from tercet.training.loop import Loop
 from tercet.training.memory import Memory
+from tercet.training.mined import check_wanted
 from tercet.training.ready import Ready, make_ready
 from tercet.training.report import Report, TerminalReport
 from tercet.training.settings import TrainSettings, identity_of
 from tercet.training.validation import check_selection, evaluated, selected
 from tercet.training.watch import NotFiniteError
 
-NOT_HASHED = ("data", "images")  # the data's checksum says more than the place it lies in
+NOT_HASHED = ("data", "images", "mined")  # checksums say more than the places they lie in
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         raise ValueError(f"{settings.model} is a second stage: --start-from names the run of the first")
     main = objective_for(settings.model, settings.objective, settings.objective_settings)
     first = _first_objective(settings)
+    check_wanted(main, first, settings)
     own = is_file_name(settings.objective)
     early = settings.first_objective
     identity = identity_of(settings) | {
@@ -109,6 +112,7 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         "first_source": source_checksum(early) if early is not None and is_file_name(early) else None,
         "learned_scale": takes_scale(settings.model, main.settings, settings.objective_settings),
         "pretrained": _pretrained_checksums(settings),
+        "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
         "start_checksum": None if settings.start_from is None else _start_checksum(Path(settings.start_from)),
     }
     return main, first, identity
@@ -198,7 +202,8 @@ def _trained(
     with torch.random.fork_rng(devices=[]):
         model = ready.model(settings)
         retriever = ready.retriever(model)
-        loop = Loop(model, ready.train, objectives, settings, folder, report, device)
+        mined = None if settings.mined is None else open_mined(settings.mined, ready.train)
+        loop = Loop(model, ready.train, objectives, settings, folder, report, device, mined)
         loop.restore()
         if distributed.leads():
             retriever.write_description(folder)

@@ -113,6 +113,21 @@ class TrainSettings:
     objective_weight: float = 1.0
     """Weight of the objective itself, beside a second loss."""
 
+    round: Literal[1, 2] = 1
+    """2: the second round of AOQ, with the values of its recipe where nothing else is asked for; it needs --mined.
+    From random weights as released, or with --start-from from those of the first round."""
+    mined: str | None = None
+    """A table that `tercet mine` wrote of the training split, or a folder with the authors' lists: for off-tri,
+    off-quin and aoq, or with --mined-as-candidates."""
+    mined_top: int = 300
+    """Captions of an image's list that are drawn from; of a caption's images so many fewer as there are fewer."""
+    mined_draw: Literal["uniform", "normal", "similarity"] = "uniform"
+    """How: all alike, rather the middle of the list, or rather the most similar."""
+    mined_as_candidates: bool = False
+    """Mined images and captions are further rows and columns of S, for any other objective of a dual encoder."""
+    mine_every: int | None = None
+    """Mine again with the weights of the moment after every so many epochs."""
+
     optimizer: Literal["adamw", "adam"] = "adamw"
     """adam adds --weight-decay to the gradient, adamw takes it off the weights."""
     learning_rate: float = 1e-3
@@ -188,6 +203,8 @@ WHOLE |= {
     "seed": 0,
     "thaw_epoch": 0,
     "ramp_epoch": 0,
+    "mined_top": 1,
+    "mine_every": 1,
 }
 
 
@@ -231,6 +248,7 @@ def _check(settings: TrainSettings) -> None:
     if settings.seed >= 2**63:
         raise ValueError(f"--seed must be below 2^63, got {settings.seed}")
     _check_together(settings)
+    _check_mined(settings)
 
 
 def _check_shares(settings: TrainSettings) -> None:
@@ -240,6 +258,19 @@ def _check_shares(settings: TrainSettings) -> None:
     for name in ("drop_regions", "drop_words"):
         if not 0 <= getattr(settings, name) < 1:
             raise ValueError(f"{flag(name)} must be a share from 0 to below 1, got {getattr(settings, name)!r}")
+
+
+def _check_mined(settings: TrainSettings) -> None:
+    if settings.mined is None:
+        for name, unused in (("mined_as_candidates", False), ("mine_every", None), ("round", 1)):
+            if getattr(settings, name) != unused:
+                raise ValueError(f"{flag(name)} needs --mined: `tercet mine` writes such a table")
+    if settings.mined_as_candidates:
+        for name in ("caption_weight", "match_weight"):
+            if getattr(settings, name):
+                raise ValueError(f"--mined-as-candidates does not go with {flag(name)}, which wants pairs row by row")
+        if settings.positives == "diagonal":
+            raise ValueError("--mined-as-candidates goes by ids: --positives diagonal knows only rows")
 
 
 def _check_together(settings: TrainSettings) -> None:

@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.contracts import Batch
+from tercet.contracts import Batch, MinedItems
 from tercet.data.dropout import SizeAugmentation, drop_regions
 from tercet.objectives.base import RowObjective
 from tercet.training import distributed
 from tercet.training.grad_cache import Cached, refuse_batch_norm
 from tercet.training.learned_scale import fitted, scale_and_bias, scaled
+from tercet.training.mined import Members, everyones_mined, mined_similarity
 from tercet.training.randomness import reseed
 from tercet.training.settings import TrainSettings
 
@@ -26,6 +27,8 @@ class Outcome:
     scalar: float
     images: Tensor
     captions: Tensor
+    members: Members | None = None
+    """Where the objective takes mined ones."""
 
 
 class Step:
@@ -44,9 +47,14 @@ class Step:
         if self.settings.grad_cache is not None:
             return self._cached(objective, batch, seed, factor)
         images, captions, second_loss = self._sides(batch)
-        scalar = self._scalar(objective, images, captions, batch)
+        members = None
+        if objective.takes_mined:
+            items = _mined_of(batch)
+            mined_images = self.encode_images(items.images, items.image_lengths)
+            members = Members.of(mined_images, self.encode_captions(items.captions, items.caption_lengths), items)
+        scalar = self._scalar(objective, images, captions, batch, members)
         (factor * (self.settings.objective_weight * scalar + second_loss)).backward()
-        return Outcome(scalar.item(), images.detach(), captions.detach())
+        return Outcome(scalar.item(), images.detach(), captions.detach(), _detached(members))
 
     def encode_images(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "image *rest"]:
         with self._autocast(items):
@@ -65,23 +73,35 @@ class Step:
             encoded: Tensor = self._encode_captions(items, lengths)
         return _widened(encoded)
 
-    def _scalar(self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+    def _scalar(
+        self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch, members: Members | None
+    ) -> Float[Tensor, ""]:
         """Whose backward delivers the pair gradient. Dot products may be streamed and gathered from all processes."""
         if self.model.dot_product and batch.ignored is None and batch.also_positive is None:
             scale, bias = scale_and_bias(self.model, objective, self.settings.objective_settings)
             return objective(
-                images, captions, image_ids=batch.image_ids, caption_ids=batch.caption_ids, scale=scale, bias=bias
+                images,
+                captions,
+                image_ids=batch.image_ids,
+                caption_ids=batch.caption_ids,
+                scale=scale,
+                bias=bias,
+                mined=members,
             )
         if distributed.world()[1] == 1:
             plain = self.model.similarity(images, captions)
             similarity = scaled(plain, self.model, objective, self.settings.objective_settings)
-            return objective.on_similarity(similarity, batch.positives(), batch.ignored)
+            positives, mined = batch.positives(), None
+            if members is not None:
+                mined = mined_similarity(self.model, images, captions, positives, members)
+            return objective.on_similarity(similarity, positives, batch.ignored, mined=mined)
         if batch.ignored is not None or batch.also_positive is not None:
             raise ValueError("several processes: no pair may be ignored, nor be a positive although its ids differ")
         # Each process compares its own images with everyone's captions; the rows together are S.
         similarity = distributed.everyones(self.model.similarity(images, distributed.everyones(captions)))
         everyones_ids = [distributed.everyones(ids) for ids in (batch.image_ids, batch.caption_ids)]
-        return objective.on_similarity(similarity, everyones_ids[0][:, None] == everyones_ids[1][None, :])
+        mined = None if members is None else everyones_mined(self.model, images, captions, batch, members)
+        return objective.on_similarity(similarity, everyones_ids[0][:, None] == everyones_ids[1][None, :], mined=mined)
 
     def _cached(self, objective: RowObjective, batch: Batch, seed: int, factor: float) -> Outcome:
         assert self.settings.grad_cache is not None
@@ -89,11 +109,19 @@ class Step:
         at_once = self.settings.grad_cache
         images = Cached(self.encode_images, batch.images, batch.image_lengths, at_once, seed)
         captions = Cached(self.encode_captions, batch.captions, batch.caption_lengths, at_once, seed ^ 1)
-        scalar = self._scalar(objective, images.embedded, captions.embedded, batch)
+        sides, members = [images, captions], None
+        if objective.takes_mined:
+            items = _mined_of(batch)
+            sides += [
+                Cached(self.encode_images, items.images, items.image_lengths, at_once, seed ^ 2),
+                Cached(self.encode_captions, items.captions, items.caption_lengths, at_once, seed ^ 3),
+            ]
+            members = Members.of(sides[2].embedded, sides[3].embedded, items)
+        scalar = self._scalar(objective, images.embedded, captions.embedded, batch, members)
         (factor * self.settings.objective_weight * scalar).backward()
-        images.backward()
-        captions.backward()
-        return Outcome(scalar.item(), images.embedded.detach(), captions.embedded.detach())
+        for side in sides:
+            side.backward()
+        return Outcome(scalar.item(), images.embedded.detach(), captions.embedded.detach(), _detached(members))
 
     def _sides(
         self, batch: Batch
@@ -120,6 +148,15 @@ class Step:
         if self.settings.precision != "bf16":
             return nullcontext()
         return torch.autocast(items.device.type, dtype=torch.bfloat16)
+
+
+def _mined_of(batch: Batch) -> MinedItems:
+    assert batch.mined is not None
+    return batch.mined
+
+
+def _detached(members: Members | None) -> Members | None:
+    return None if members is None else Members(members.images.detach(), members.captions.detach())
 
 
 def _widened(encoded: Tensor) -> Tensor:
