@@ -28,20 +28,20 @@ class Best:
         """
         bar = self.bar[anchors]
         above = block > (bar[:, None] if images else bar)
-        counts = above.sum(dim=1 if images else 0)
+        image, caption = above.nonzero(as_tuple=True)
+        counts = (image if images else caption).bincount(minlength=len(bar))
         crowded = (counts > self.k).nonzero().flatten()
         if len(crowded):
-            rows = block[crowded] if images else block[:, crowded].T
-            chosen = _first_largest(rows, self.k) & (above[crowded] if images else above[:, crowded].T)
             if images:
-                above[crowded] = chosen
+                above[crowded] &= self._largest(block[crowded], crowded + anchors.start)
             else:
-                above[:, crowded] = chosen.T
-            counts[crowded] = chosen.sum(dim=1)
-        crowded = (self.filled[anchors] + counts > 2 * self.k).nonzero().flatten()
-        if len(crowded):
-            self._cut(crowded + anchors.start)
-        self._put(block, above, counts, anchors, first, images=images)
+                above[:, crowded] &= self._largest(block[:, crowded].T.contiguous(), crowded + anchors.start).T
+            image, caption = above.nonzero(as_tuple=True)
+            counts = (image if images else caption).bincount(minlength=len(bar))
+        full = (self.filled[anchors] + counts > 2 * self.k).nonzero().flatten()
+        if len(full):
+            self._cut(full + anchors.start)
+        self._put(block, image, caption, counts, anchors, first, images=images)
 
     def result(self) -> tuple[Int[Tensor, "anchor k"], Float[Tensor, "anchor k"]]:
         """Candidates from the most similar on, and their similarities."""
@@ -55,17 +55,30 @@ class Best:
         for name, tensor in self.state().items():
             tensor.copy_(state[name])
 
+    def _largest(
+        self, rows: Float[Tensor, "row candidate"], anchors: Int[Tensor, " row"]
+    ) -> Bool[Tensor, "row candidate"]:
+        """The k largest of each row; of those equal to the last of them, the first ones. The bar rises to that last."""
+        largest = rows.topk(self.k + 1, dim=1).values  # there are more than k
+        least = largest[:, self.k - 1 : self.k]
+        self.bar[anchors] = torch.maximum(self.bar[anchors], least[:, 0])
+        chosen = rows >= least
+        for row in (largest[:, self.k] == least[:, 0]).nonzero().flatten().tolist():
+            larger, equal = rows[row] > least[row], rows[row] == least[row]
+            chosen[row] = larger | (equal & (equal.cumsum(dim=0) <= self.k - larger.sum()))
+        return chosen
+
     def _put(
         self,
-        block: Tensor,
-        above: Bool[Tensor, "image caption"],
-        counts: Tensor,
+        block: Float[Tensor, "image caption"],
+        image: Int[Tensor, " kept"],
+        caption: Int[Tensor, " kept"],
+        counts: Int[Tensor, " anchor"],
         anchors: slice,
         first: int,
         *,
         images: bool,
     ) -> None:
-        image, caption = above.nonzero(as_tuple=True)
         similarity = block[image, caption]
         anchor, candidate = (image, caption) if images else (caption, image)
         if not images:
@@ -88,12 +101,3 @@ class Best:
             self.candidate[part, self.k :] = NOBODY
             self.filled[part] = self.filled[part].clamp(max=self.k)
             self.bar[part] = similarity[:, self.k - 1]
-
-
-def _first_largest(rows: Float[Tensor, "row candidate"], k: int) -> Bool[Tensor, "row candidate"]:
-    """The k largest of each row; of those equal to the last of them, the first ones."""
-    if k >= rows.shape[1]:
-        return torch.ones_like(rows, dtype=torch.bool)
-    least = rows.topk(k, dim=1, sorted=True).values[:, -1:]
-    larger, equal = rows > least, rows == least
-    return larger | (equal & (equal.cumsum(dim=1) <= k - larger.sum(dim=1, keepdim=True)))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tercet.training.recipes import RECIPES
+from tercet.training.recipes import recipe_of
 from tercet.training.settings import TrainSettings, settings_of
 
 RESOLVED = (
@@ -23,7 +23,7 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
     if given.get("config") is not None:
         given = read_config(Path(given["config"])) | given
     model = given.get("model", "heads")
-    return settings_of(RECIPES.get(model, {}) if isinstance(model, str) else {}, given)
+    return settings_of(recipe_of(model, given.get("round", 1)) if isinstance(model, str) else {}, given)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -53,7 +53,9 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def defaults_for(arguments: Sequence[str]) -> TrainSettings:
     """Of a command line: what its --model and --config say, so that --help shows the values of the recipe."""
-    given = {name: _value(arguments, f"--{name}") for name in ("model", "config", "schedule")}
+    given: dict[str, Any] = {name: _value(arguments, f"--{name}") for name in ("model", "config", "schedule", "mined")}
+    if _value(arguments, "--round") == "2" and given["mined"] is not None:
+        given["round"] = 2
     return train_settings({name: value for name, value in given.items() if value is not None})
 
 

@@ -55,9 +55,12 @@ def share_of(batch: Batch, rank: int, count: int) -> Batch:
     if rows == len(batch.caption_ids):
         captions: slice | Tensor = images
     else:
-        captions = torch.isin(batch.caption_ids, batch.image_ids[images])
-        nobodys = ~torch.isin(batch.caption_ids, batch.image_ids)  # mined ones, whose images are elsewhere
-        captions |= nobodys & (torch.arange(len(nobodys)) * count // max(1, len(nobodys)) == rank)
+        # With the first of their images; mined ones, whose images are elsewhere, are shared out.
+        is_own = batch.caption_ids[:, None] == batch.image_ids[None, :]
+        place = torch.where(
+            is_own.any(dim=1), is_own.int().argmax(dim=1), torch.arange(len(is_own)) * rows // len(is_own)
+        )
+        captions = (place >= start) & (place < end)
     return replace(
         batch,
         images=batch.images[images],

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from torch import Tensor
 from tercet import runs
 from tercet.analysis.cocos import cocos
 from tercet.analysis.diagram import batch_triplets
-from tercet.contracts import Batch, MinedItems
+from tercet.contracts import Batch
 from tercet.data.batches import Batches
 from tercet.data.dropout import SizeAugmentation
 from tercet.data.meetings import Meeting, k_caption_meetings, paired_meetings
-from tercet.data.mined import MinedTable
+from tercet.data.mined import MinedTable, open_mined
 from tercet.data.pairs import PairedData
 from tercet.data.pixels import Pixels
 from tercet.objectives.base import RowObjective
@@ -30,14 +30,15 @@ from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.interrupt import Interrupt
 from tercet.training.learned_scale import fitted, scaled
 from tercet.training.mined import member_draws, mined_similarity
+from tercet.training.mining import mine_now
 from tercet.training.optimizers import freeze, make_optimizer
+from tercet.training.placed import placed
 from tercet.training.report import Report
 from tercet.training.schedule import ramp, schedule
 from tercet.training.settings import TrainSettings
+from tercet.training.speed import Speed
 from tercet.training.step import Outcome, Step
 from tercet.training.watch import Watch, first_not_finite
-
-SMOOTHED = 0.95  # how much of the old figure a new one keeps, in what is shown
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Loop:
     ) -> None:
         """`objectives`: of the first epochs, and of the rest."""
         self.model, self.data, self.objectives, self.settings = model, data, objectives, settings
-        self.folder, self.report, self.device = folder, report, device
+        self.folder, self.report, self.device, self.mined = folder, report, device, mined
         model.to(device, torch.float64 if settings.precision == "float64" else torch.float32)
         freeze(model, settings.frozen)
         if settings.caption_weight and getattr(model, "captioner", None) is None:
@@ -102,7 +103,7 @@ class Loop:
         self._since = time.perf_counter()
         self.factor = schedule(settings, self.steps_an_epoch)
         self.news: dict[str, str] = {}
-        self.speed = _Speed()
+        self.speed = Speed()
 
     def restore(self) -> None:
         """To the newest good checkpoint, if there is one."""
@@ -173,12 +174,28 @@ class Loop:
         return self.place.seconds
 
     def _begin(self, epoch: int) -> None:
+        self._mine_again(epoch)
         backbone = getattr(self.model, "backbone", None)
         if backbone is not None and self.settings.thaw_epoch:
             backbone.set_trained(epoch >= self.settings.thaw_epoch)
         self.model.train()
         if distributed.world()[1] > 1:
             refuse_batch_norm(self.model, "several processes would not be exact")
+
+    def _mine_again(self, epoch: int) -> None:
+        """With the weights that the last epoch ended with: a run that goes on in the middle finds the same table."""
+        every, table = self.settings.mine_every, self.mined
+        if every is None or table is None or epoch < every:
+            return
+        since = epoch - epoch % every
+        folder = self.folder / runs.STATE / f"mined_{since}"
+        if distributed.leads():
+            if epoch == since and not self.place.position:
+                self.report.say(f"mines the training set again before epoch {epoch + 1}")
+            mine_now(self.model, self.data, folder, table, f"epoch {since}")
+        distributed.wait_for_all()
+        draws = member_draws(open_mined(folder, self.data), self.data, self.settings, self.objectives[1])
+        self.batches = replace(self.batches, members=draws)
 
     def _meetings(self, epoch: int) -> list[Meeting]:
         """Of one epoch: of one pass, or of as many as its steps take."""
@@ -207,7 +224,10 @@ class Loop:
         batches = self.batches.run(meetings, workers=self.settings.workers)
         for start in range(0, len(meetings), several):
             self.speed.waiting()
-            together = [(self._placed(next(batches)), meeting) for meeting in meetings[start : start + several]]
+            together = [
+                (placed(next(batches), self.device, self.settings), meeting)
+                for meeting in meetings[start : start + several]
+            ]
             self.speed.working()
             self._one_step(objective, together, ramp(self.settings, epoch, self.place.position, self.steps_an_epoch))
             self.place.position += 1
@@ -260,29 +280,6 @@ class Loop:
             triplets = batch_triplets(similarity, batch.positives(), batch.ignored)
             self.metrics.append({"step": self.place.step, "epoch": self.place.epoch + 1, "triplets": triplets})
 
-    def _placed(self, batch: Batch) -> Batch:
-        """This process's share, on its device, in the run's precision."""
-        rank, count = distributed.world()
-        if count > 1:
-            batch = distributed.share_of(batch, rank, count)
-        if self.device.type == "cpu" and self.settings.precision != "float64":
-            return batch
-        dtype = torch.float64 if self.settings.precision == "float64" else torch.float32
-        mined = None if batch.mined is None else _moved(batch.mined, self.device, dtype)
-        return replace(_moved(batch, self.device, dtype), mined=mined)
-
-
-Items = TypeVar("Items", Batch, MinedItems)
-
-
-def _moved(items: Items, device: torch.device, dtype: torch.dtype) -> Items:
-    moved: dict[str, Any] = {
-        name: value.to(device, dtype if value.is_floating_point() else value.dtype)
-        for name, value in vars(items).items()
-        if isinstance(value, Tensor)
-    }
-    return replace(items, **moved)
-
 
 def _tensors(batch: Batch, outcome: Outcome) -> list[tuple[str, Tensor | None]]:
     captions = batch.captions if batch.captions.is_floating_point() else None
@@ -292,28 +289,3 @@ def _tensors(batch: Batch, outcome: Outcome) -> list[tuple[str, Tensor | None]]:
         ("embedded images", outcome.images),
         ("embedded captions", outcome.captions),
     ]
-
-
-class _Speed:
-    """Pairs a second, and the share of the time spent waiting for data."""
-
-    def __init__(self) -> None:
-        self._mark = time.perf_counter()
-        self._wait = self._work = 0.0
-        self._pairs = 0.0
-
-    def waiting(self) -> None:
-        self._mark = time.perf_counter()
-
-    def working(self) -> None:
-        now = time.perf_counter()
-        self._wait = SMOOTHED * self._wait + now - self._mark
-        self._mark = now
-
-    def done(self, pairs: int) -> None:
-        self._work = SMOOTHED * self._work + time.perf_counter() - self._mark
-        self._pairs = SMOOTHED * self._pairs + pairs
-
-    def news(self) -> dict[str, str]:
-        total = self._wait + self._work
-        return {"pairs/s": f"{self._pairs / total:.0f}", "data wait": f"{100 * self._wait / total:.0f} %"}
