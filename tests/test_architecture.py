@@ -45,6 +45,7 @@ MAY_IMPORT = {
         "training",
     },
     "dissection": {
+        "similarity",
         "contracts",
         "data",
         "objectives",

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import tercet
-from tercet.objectives import CATALOGUE, distributed
+from tercet.objectives import CATALOGUE, WITH_MINED, distributed
 from tercet.objectives.triplet_sh import HardestTriplet
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [*CATALOGUE, *WITH_MINED])
 def test_ours_pass(name):
     report = tercet.check_objective(
-        name, processes=name in ("triplet", "nt-xent", "smooth-ap", "sigmoid", "cir/sig-ms")
+        name, processes=name in ("triplet", "nt-xent", "smooth-ap", "sigmoid", "cir/sig-ms", "aoq")
     )
     assert report, str(report)
 

@@ -20,6 +20,17 @@ def test_the_default_the_catalogue_and_the_grid():
     assert grid[:3] == ["con/con", "nca/con", "cir/con"]
 
 
+def test_the_studies_of_aoq_give_the_table_to_those_that_take_it():
+    found = contestants_of(settings_of({"grid": "aoq-batch", "mined": "a/table"}))
+    assert [each.name for each in found] == ["triplet-sh", "triplet-sh batch_size=192", "aoq"]
+    assert [each.train.get("mined") for each in found] == [None, None, "a/table"]
+    assert len(names(grid="aoq-penalties", mined="t")) == 5
+    assert "aoq mined_draw=normal" in names(grid="aoq-draws", mined="t")
+    assert names(grid="aoq", mined="t") == ["triplet-sh", "off-tri", "off-quin", "aoq"]
+    with pytest.raises(ValueError, match="off-tri needs --mined"):
+        names(grid="aoq")
+
+
 def test_settings_of_the_objective_and_of_training_are_told_apart():
     assert parse("triplet-sh:margin=0.1,learning_rate=3e-4") == ("triplet-sh", {"margin": 0.1}, {"learning_rate": 3e-4})
     assert parse("con+sig:reading=code") == ("con/sig", {"reading": "code"}, {})

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tercet
-from tercet.objectives import CATALOGUE
+from tercet.objectives import CATALOGUE, WITH_MINED
 
 EVERY = [(name, reduction) for name in CATALOGUE for reduction in ("sum", "mean")]
 IMAGES = [4, 1, 3]  # rows of each rank
@@ -83,6 +83,64 @@ def test_ranks_equal_one_process_on_the_whole_batch(world, tmp_path):
     for key in ranks[0]:
         whole_parts = [whole[0], torch.cat(rows) if key[3] else whole[1], *whole[2:]]
         expected = results(model, whole_parts, *key)
+        for rank in ranks:
+            for actual, wanted in zip(rank[key], expected, strict=True):
+                torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def members_of(world, paired):
+    """Raw members of every positive pair of the whole batch, and how many of them are each rank's."""
+    parts = batch(world)
+    ids = torch.cat([part[3] for part in parts])
+    counts = [len(part[0]) if paired else int((part[2][:, None] == ids[None]).sum()) for part in parts]
+    generator = torch.Generator().manual_seed(7)
+    drawn = [torch.randn(sum(counts), 2, 5, generator=generator, dtype=torch.float64) for _ in range(2)]
+    return list(zip(*(side.split(counts) for side in drawn), strict=True))
+
+
+def with_members(model, parts, members, name, reduction, streamed, paired):
+    images, captions, image_ids, caption_ids = parts
+    model.zero_grad()
+    captions, ids = (
+        (captions[: len(images)], {}) if paired else (captions, {"image_ids": image_ids, "caption_ids": caption_ids})
+    )
+    together = [torch.cat([own, mined.flatten(0, 1)]) for own, mined in zip((images, captions), members, strict=True)]
+    x, y, scale, bias = model(*together)
+    mined = (x[len(images) :].unflatten(0, (-1, 2)), y[len(captions) :].unflatten(0, (-1, 2)))
+    o = tercet.objective(name, reduction=reduction)
+    how = {"scale": scale, "bias": bias, "streamed": streamed, "mined": mined}
+    scalar = o(x[: len(images)], y[: len(captions)], **how, **ids)
+    scalar.backward()
+    return [scalar.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+MINED_KEYS = [(n, r, s, p) for n in WITH_MINED for r in ("sum", "mean") for s in (False, True) for p in (False, True)]
+
+
+def mined_worker(rank, world, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    model = DistributedDataParallel(Towers())
+    found = {}
+    for key in MINED_KEYS:
+        results_ = with_members(model, batch(world)[rank], members_of(world, key[3])[rank], *key)
+        found[key] = [each.clone() for each in results_]
+    torch.save(found, f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_with_mined_members_equal_one_process(world, tmp_path):
+    """Positives across ranks included: each rank brings the members of its own images' pairs."""
+    mp.spawn(mined_worker, args=(world, tmp_path), nprocs=world)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(world)]
+    parts, model = batch(world), Towers()
+    for key in MINED_KEYS:
+        whole = [torch.cat(column) for column in zip(*parts, strict=True)]
+        if key[3]:
+            whole[1] = torch.cat([captions[: len(images)] for images, captions, _, _ in parts])
+        members = [torch.cat(column) for column in zip(*members_of(world, key[3]), strict=True)]
+        expected = with_members(model, whole, members, *key)
         for rank in ranks:
             for actual, wanted in zip(rank[key], expected, strict=True):
                 torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")

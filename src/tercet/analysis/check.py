@@ -12,6 +12,7 @@ from tercet.analysis.two_processes import gradients_of_two_processes
 from tercet.objectives import distributed
 from tercet.objectives import objective as objective_of
 from tercet.objectives.masks import as_rows, positives_from_ids
+from tercet.objectives.members import Embedded, Members
 from tercet.objectives.streaming import streamed_scalar
 
 EXACT, DIFFERENCES, SINGLE = 1e-10, 1e-6, 1e-4  # tolerances, relative to the largest entry
@@ -77,6 +78,8 @@ def check_objective(subject: Any, *, takes: str | None = None, processes: bool =
     ids = takes is None
     if ids and not hasattr(subject, "pair_gradient"):
         subject = objective_of(subject)
+    if getattr(subject, "takes_mined", False):
+        subject = _WithMembers(subject)
     name = str(getattr(subject, "name", getattr(subject, "__name__", type(subject).__name__)))
     try:
         checks = _checks_of_an_objective(subject) if ids else _checks_of_a_loss(subject)
@@ -107,6 +110,48 @@ class _Batch:
         return {"image_ids": self.image_ids, "caption_ids": self.caption_ids}
 
 
+class _WithMembers:
+    """An objective whose positive pairs have the same mined members in every check."""
+
+    def __init__(self, objective: Any) -> None:
+        self.objective, self.name, self.has_value = objective, objective.name, objective.has_value
+        self.batch = _Batch()
+        generator = torch.Generator().manual_seed(2)
+        pairs = int(self.batch.positives.sum())
+        drawn = torch.randn(2, pairs, 2, 4, generator=generator, dtype=torch.float64)
+        self.members = Members(*torch.nn.functional.normalize(drawn, dim=3))
+        ids = self.batch.image_ids, self.batch.caption_ids
+        self.mined = self.members.similarity(Embedded(self.batch.images, self.batch.captions, ids, None, None))
+
+    def value(self, S: Tensor, positives: Tensor) -> Tensor:
+        found: Tensor = self.objective.value(S, positives, mined=self.mined.to(S.dtype))
+        return found
+
+    def pair_gradient(self, S: Tensor, positives: Tensor) -> Tensor:
+        found: Tensor = self.objective.pair_gradient(S, positives, mined=self.mined.to(S.dtype))
+        return found
+
+    def __call__(self, x: Tensor, y: Tensor, *, image_ids: Tensor, caption_ids: Tensor, **how: Any) -> Tensor:
+        """In several processes with the members of one's own images."""
+        own = torch.isin(self.batch.image_ids[self.batch.positives.nonzero()[:, 0]], image_ids)
+        mined = Members(*(side[own].to(x.dtype) for side in self.members))
+        found: Tensor = self.objective(x, y, image_ids=image_ids, caption_ids=caption_ids, mined=mined, **how)
+        return found
+
+    def products(self) -> dict[str, Tensor]:
+        """What arrives at the embeddings by way of the members."""
+        image, caption = self.batch.positives.nonzero(as_tuple=True)
+        slopes = self.objective.mined_gradient(self.batch.similarity, self.batch.positives, mined=self.mined)
+        return {
+            "images": torch.zeros_like(self.batch.images).index_add_(
+                0, image, slopes[:, :1] * self.members.captions[:, 0]
+            ),
+            "captions": torch.zeros_like(self.batch.captions).index_add_(
+                0, caption, slopes[:, 1:2] * self.members.images[:, 0]
+            ),
+        }
+
+
 def _checks_of_an_objective(subject: Any) -> list[Check]:
     batch = _Batch()
     claimed = subject.pair_gradient(batch.similarity, batch.positives)
@@ -125,12 +170,17 @@ def _checks_of_an_objective(subject: Any) -> list[Check]:
     checks.append(_descent(claimed, batch))
     delivered = _delivered(lambda x, y: subject(x, y, **batch.ids()), batch)
     products = {"images": claimed @ batch.captions, "captions": claimed.T @ batch.images}
+    if isinstance(subject, _WithMembers):
+        products = {side: product + subject.products()[side] for side, product in products.items()}
     expected = {"scalar": delivered["scalar"], **products}
     checks += [
         _compare("delivered to embeddings", delivered, expected, EXACT, "is a term missing, or one too many?"),
         _upstream(lambda x, y: subject(x, y, **batch.ids()), batch),
     ]
-    if getattr(subject, "can_stream", False):
+    if isinstance(subject, _WithMembers):
+        one_tile = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
+        checks.append(_compare("streamed", one_tile, expected, EXACT, "in one tile"))
+    elif getattr(subject, "can_stream", False):
         one_tile = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
         ids = batch.image_ids, batch.caption_ids
         many_tiles = _delivered(lambda x, y: streamed_scalar(subject, x, y, ids, side=3), batch)

@@ -18,6 +18,7 @@ from tercet.objectives.masks import Rows, as_rows
 from tercet.objectives.own import OwnGradient, OwnLoss
 from tercet.objectives.triplets import TripletObjective, Triplets
 
+MINED = 0.3  # of offline members, whose similarities depend on a table
 RELATIVE = 0.1  # of the -ms cells, whose relative terms depend on a batch: as in the caption of GOAL's Figure 3
 POINTS = 150  # of an axis; no multiple of a usual margin, on which rounding would decide
 TRIPLETS = 128  # of a batch that are kept for a diagram
@@ -45,15 +46,23 @@ class Plane:
 
 
 def plane(
-    objective: RowObjective, *, low: float = 0.0, high: float = 1.0, points: int = POINTS, relative: float = RELATIVE
+    objective: RowObjective,
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    points: int = POINTS,
+    relative: float = RELATIVE,
+    mined: float = MINED,
 ) -> Plane:
-    """`relative` stands for the relative terms of the -ms cells, which need a batch."""
+    """`relative` stands for the relative terms of the -ms cells, which need a batch; `mined` is the similarity of all
+    offline members, for objectives that take them.
+    """
     if points < 2 or not low < high:
         raise ValueError(f"a diagram needs at least 2 points from low to high, got {points} from {low} to {high}")
     axis = torch.linspace(low, high, points, dtype=torch.float64)
     s_n, s_p = torch.meshgrid(axis, axis, indexing="ij")
     if not isinstance(objective, TripletObjective):
-        pull, push = gradient_at(objective, s_p.flatten(), s_n.flatten())
+        pull, push = gradient_at(objective, s_p.flatten(), s_n.flatten(), mined=mined)
         return Plane(axis, axis, pull.abs().view_as(s_p), push.abs().view_as(s_p))
     triplets = _triplets(objective, s_p, s_n, relative)
     pull, push = (each.abs().expand_as(s_p) for each in objective.weigh(triplets))
@@ -65,7 +74,11 @@ def plane(
 
 
 def gradient_at(
-    objective: RowObjective, s_p: Float[Tensor, " point"], s_n: Float[Tensor, " point"], relative: float = RELATIVE
+    objective: RowObjective,
+    s_p: Float[Tensor, " point"],
+    s_n: Float[Tensor, " point"],
+    relative: float = RELATIVE,
+    mined: float = MINED,
 ) -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
     """(dL/dS_p, dL/dS_n) of queries that have one positive and one negative, before reduction."""
     if isinstance(objective, TripletObjective):
@@ -76,14 +89,15 @@ def gradient_at(
         rows = [objective.row_gradient(_query(row[None])) for row in similarity]
         gradient = torch.cat(rows) * (0.5 if isinstance(objective, OwnLoss) else 1.0)  # half a direction
     else:
-        gradient = objective.row_gradient(_query(similarity))
+        members = similarity.new_full((len(similarity), 4), mined) if objective.takes_mined else None
+        gradient = objective.row_gradient(_query(similarity, members))
     return gradient[:, 0], gradient[:, 1]
 
 
-def _query(similarity: Float[Tensor, "query 2"]) -> Rows:
+def _query(similarity: Float[Tensor, "query 2"], mined: Float[Tensor, "query 4"] | None = None) -> Rows:
     positives = torch.zeros_like(similarity, dtype=torch.bool)
     positives[:, 0] = True
-    return as_rows(similarity, positives, None)
+    return as_rows(similarity, positives, None, mined)
 
 
 def _triplets(objective: TripletObjective, s_p: Tensor, s_n: Tensor, relative: float) -> Triplets:

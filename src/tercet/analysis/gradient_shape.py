@@ -25,11 +25,18 @@ class GradientShape(NamedTuple):
 
 @torch.no_grad()
 def gradient_shape(
-    objective: RowObjective, similarity: Similarity, positives: PairMask, ignored: PairMask | None = None
+    objective: RowObjective,
+    similarity: Similarity,
+    positives: PairMask,
+    ignored: PairMask | None = None,
+    mined: Float[Tensor, "pair 4"] | None = None,
 ) -> GradientShape:
-    similarity = similarity.double()
-    now = objective.pair_gradients(similarity, positives, ignored)
-    unlearnt = objective.pair_gradients(torch.zeros_like(similarity), positives, ignored)
+    similarity, zeros = similarity.double(), torch.zeros_like(similarity, dtype=torch.float64)
+    members = {} if mined is None else {"mined": mined.double()}
+    now = objective.pair_gradients(similarity, positives, ignored, **members)
+    unlearnt = objective.pair_gradients(
+        zeros, positives, ignored, **{n: torch.zeros_like(m) for n, m in members.items()}
+    )
     negatives = ~positives if ignored is None else ~positives & ~ignored
     sides = (
         _direction(now[0].abs(), unlearnt[0].abs(), negatives),

@@ -17,6 +17,18 @@ SEVERAL_CAPTIONS = {"smooth-ap": 5}  # captions an image in a step, as in the st
 SAME_FOR_ALL = ("train_split", "validation_split", "test_split", "picture_side", "warp", *CONDUCT)
 CHOSEN_ELSEWHERE = ("data", "model", "objective", "objective_settings", "seed", "runs", "config", "features", "images")
 
+GRIDS: dict[str, tuple[str, ...]] = {
+    "goal": tuple(f"{T}/{P}" for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS),
+    # Those of the supplement of AOQ: its Tables 1 and 2, and its words on draws.
+    "aoq": ("triplet-sh", "off-tri", "off-quin", "aoq"),
+    "aoq-batch": ("triplet-sh", "triplet-sh:batch_size=192", "aoq"),
+    "aoq-penalties": tuple(
+        f"aoq:adapt_beta={beta},adapt_alpha={alpha}"
+        for beta, alpha in ((1.5, 0.2), (1.5, 0.3), (1.5, 0.5), (1.0, 0.3), (2.0, 0.3))
+    ),
+    "aoq-draws": ("aoq:mined_draw=uniform", "aoq:mined_draw=normal", "aoq:mined_draw=similarity"),
+}
+
 
 @dataclass(frozen=True)
 class Contestant:
@@ -34,8 +46,8 @@ class Contestant:
 def contestants_of(settings: CompareSettings) -> list[Contestant]:
     """All rows of a comparison; wrong names are known before any training."""
     names = settings.objectives
-    if settings.grid == "goal":
-        names = tuple(f"{T}/{P}" for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS)
+    if settings.grid is not None:
+        names = GRIDS[settings.grid]
     elif "all" in names:
         names = tuple(dict.fromkeys(part for name in names for part in (CATALOGUE if name == "all" else (name,))))
     _check_settings(settings)
@@ -50,7 +62,12 @@ def contestants_of(settings: CompareSettings) -> list[Contestant]:
             ]
             if len(settings.models) > 1:
                 shown.insert(0, model)
-            made.append(Contestant(" ".join(shown), parsed, model, objective_settings, train | varied))
+            trained = train | varied
+            if objective(parsed).takes_mined:
+                if settings.mined is None and "mined" not in settings.train:
+                    raise ValueError(f"{parsed} needs --mined: `tercet mine` writes a table of hard negatives")
+                trained |= {} if settings.mined is None else {"mined": settings.mined}
+            made.append(Contestant(" ".join(shown), parsed, model, objective_settings, trained))
     shown_names = [contestant.name for contestant in made]
     for name in shown_names:
         if shown_names.count(name) > 1:

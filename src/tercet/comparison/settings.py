@@ -28,8 +28,12 @@ class CompareSettings:
     objectives: Names = DEFAULT_OBJECTIVES
     """Names of the catalogue, or all; your own as path/to/mine.py:function. Settings of the objective or of training
     may follow: nt-xent:temperature=0.05, triplet-sh:margin=0.1,learning_rate=3e-4."""
-    grid: Literal["goal"] | None = None
-    """goal: the fifteen cells of GOAL in place of --objectives, its table included."""
+    grid: Literal["goal", "aoq", "aoq-batch", "aoq-penalties", "aoq-draws"] | None = None
+    """In place of --objectives. goal: the fifteen cells of GOAL, its table included. The studies of AOQ, with --mined:
+    aoq (triplet-sh, off-tri, off-quin, aoq), aoq-batch (a larger batch instead), aoq-penalties (alpha and beta),
+    aoq-draws (uniform, normal, by similarity)."""
+    mined: str | None = None
+    """A table of `tercet mine`, for those objectives that take one: off-tri, off-quin, aoq."""
     models: Names = ("heads",)
     """Systems or published recipes; every objective is trained on each."""
     vary: NamedValues = field(default_factory=dict)

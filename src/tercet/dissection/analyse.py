@@ -16,6 +16,7 @@ from tercet.comparison.contestants import parse
 from tercet.data.judgements import read_judgements
 from tercet.dissection import cocos, diagrams, integrability, judged
 from tercet.dissection.anatomy import write_anatomy
+from tercet.dissection.cross_ranks import compare_cross_ranks
 from tercet.dissection.examples import write_examples
 from tercet.dissection.opened import Opened, open_run_folder
 from tercet.dissection.pair import shared_held_out
@@ -49,7 +50,9 @@ class LookedAt:
 def analyse(settings: AnalyseSettings, console: Console) -> Iterator[Path]:
     """The files, as they are written."""
     settings, named = _asked(settings)
-    opened = [open_run_folder(run, data=settings.data, images=settings.images) for run in settings.runs]
+    opened = [
+        open_run_folder(run, data=settings.data, images=settings.images, mined=settings.mined) for run in settings.runs
+    ]
     looked_at = [_looked_at(run, settings) for run in opened] or [_alone(settings)]
     shows_examples = settings.examples and _can_show_examples(opened, settings, named)
     for run, objectives in zip(opened, looked_at, strict=False):
@@ -61,8 +64,12 @@ def analyse(settings: AnalyseSettings, console: Console) -> Iterator[Path]:
         second = opened[1] if len(opened) > 1 else None
         name = opened[0].name if second is None else f"{opened[0].name}_and_{second.name}"
         yield write_examples(opened[0], second, settings.out / name, queries=settings.queries)
+        if second is not None:
+            console.print(compare_cross_ranks(opened[0], second).sentence(), highlight=False, markup=False)
     if not opened and settings.diagram:
-        yield from _write_figures(settings.out, "Objectives over the plane of triplets", _figures_alone(looked_at[0]))
+        yield from _write_figures(
+            settings.out, "Objectives over the plane of triplets", _figures_alone(looked_at[0], settings)
+        )
     if settings.integrability:
         yield _integrability(settings.out, console)
 
@@ -138,7 +145,7 @@ def _one_run(run: Opened, looked_at: Sequence[LookedAt], settings: AnalyseSettin
             laid = diagrams.chosen_epochs(laid, settings.epochs)
         else:
             console.print("the run kept no triplets: its diagrams are without them", style="yellow")
-        yield from _write_figures(out, f"Diagrams of {run.name}", _figures(looked_at, laid))
+        yield from _write_figures(out, f"Diagrams of {run.name}", _figures(looked_at, laid, settings))
     if settings.judgements is not None:
         yield _judged(run, looked_at, settings, out, console)
     if settings.anatomy:
@@ -174,14 +181,18 @@ def _judged(run: Opened, looked_at: Sequence[LookedAt], settings: AnalyseSetting
     return _write_json(out, "judged", {"even": even, "objectives": [each.content() for each in pushes]})
 
 
-def _figures(looked_at: Sequence[LookedAt], laid: diagrams.Laid) -> list[tuple[Figure, dict[str, Any]]]:
+def _figures(
+    looked_at: Sequence[LookedAt], laid: diagrams.Laid, settings: AnalyseSettings
+) -> list[tuple[Figure, dict[str, Any]]]:
+    how = {"mined": settings.mined_similarity}
     return [
-        diagrams.diagram(each.objective, laid, name=f"diagram_{each.file_name}", label=each.label) for each in looked_at
+        diagrams.diagram(each.objective, laid, name=f"diagram_{each.file_name}", label=each.label, **how)
+        for each in looked_at
     ]
 
 
-def _figures_alone(looked_at: Sequence[LookedAt]) -> list[tuple[Figure, dict[str, Any]]]:
-    return _figures(looked_at, {}) or [diagrams.goal_figure_2(), diagrams.goal_figure_3()]
+def _figures_alone(looked_at: Sequence[LookedAt], settings: AnalyseSettings) -> list[tuple[Figure, dict[str, Any]]]:
+    return _figures(looked_at, {}, settings) or [diagrams.goal_figure_2(), diagrams.goal_figure_3()]
 
 
 def _write_figures(out: Path, heading: str, made: Sequence[tuple[Figure, dict[str, Any]]]) -> Iterator[Path]:

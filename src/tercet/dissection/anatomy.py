@@ -116,7 +116,9 @@ def _batch(opened: Opened, objective: RowObjective, batch: int, batch_size: int)
 
 def _sides(opened: Opened, objective: RowObjective, seen: Seen, anchors: int) -> list[Side]:
     similarity = seen.similarity.double()  # who pushes at all should not hang on a rounding
-    i2t, t2i = objective.pair_gradients(similarity, seen.positives, seen.ignored)
+    members = seen.members(objective)
+    mined = None if members is None else members.double()
+    i2t, t2i = objective.pair_gradients(similarity, seen.positives, seen.ignored, mined=mined)
     out = seen.positives if seen.ignored is None else seen.positives | seen.ignored
     known = known_false(opened.ready.train, seen.meeting, out)
     images, captions = seen.meeting.images.tolist(), seen.meeting.captions.tolist()

@@ -12,6 +12,8 @@ from tercet.objectives import RowObjective
 from tercet.pages.table import Cell, Table
 
 SIDES = ("i2t", "t2i")
+MEMBERS = ("(i, t-)", "(i-, t)", "(i-, t-)", "(i-', t-')")
+SIDE_OF_MEMBER = (0, 1, 0, 0)  # the last two belong to both directions: shown once
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,16 @@ def count_run(
             how["matching"] = truth(batch.meeting.images, batch.meeting.captions)
         if not as_published:  # the released counters know none
             how["ignored"] = batch.ignored
+            how["mined"] = batch.members(objective)
         found.append(cocos(objective, batch.similarity, _positives(batch, as_published), **how))
     means, stds = (
         {side: {key: reduce(values) for key, values in _by_key(found, side)} for side in SIDES}
         for reduce in (_mean, _std)
     )
+    if "mined_active" in found[0]:  # of both directions: a column for each member
+        for reduced, reduce in ((means, _mean), (stds, _std)):
+            counts = zip(*(each["mined_active"] for each in found), strict=True)
+            reduced["mined"] = {member: reduce(list(map(float, c))) for member, c in zip(MEMBERS, counts, strict=True)}
     return Counted(opened.name, label or objective.name, len(found), means, stds)
 
 
@@ -81,6 +88,11 @@ def table(counted: Counted) -> Table:
     """A row a quantity, a column a direction."""
     keys = dict.fromkeys(key for side in SIDES for key in counted.mean[side])
     rows = [(key, [Cell(_shown(counted, side, key)) for side in SIDES]) for key in keys]
+    if "mined" in counted.mean:
+        for member, side in zip(MEMBERS, SIDE_OF_MEMBER, strict=True):
+            cells = [Cell(""), Cell("")]
+            cells[side] = Cell(_shown(counted, "mined", member))
+            rows.append((f"mined_active {member}", cells))
     title = f"{counted.objective} at the weights of {counted.run}: mean ± std over {counted.batches} training batches"
     return Table(title, ("", *SIDES), rows)
 

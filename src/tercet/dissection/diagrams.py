@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tercet.analysis.diagram import RELATIVE, Plane, plane
+from tercet.analysis.diagram import MINED, RELATIVE, Plane, plane
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.pages.figure import INK, SERIES, WIDTH, Figure, finished, plotting
@@ -71,14 +71,14 @@ def goal_figure_3() -> tuple[Figure, dict[str, Any]]:
 
 
 def diagram(
-    made_by: RowObjective, laid: Laid | None = None, *, name: str, label: str | None = None
+    made_by: RowObjective, laid: Laid | None = None, *, name: str, label: str | None = None, mined: float = MINED
 ) -> tuple[Figure, dict[str, Any]]:
     """|dL/dS_p| and |dL/dS_n|, with T and P where they are declared, and a run's own triplets on top.
 
     `label` names the objective with its settings; files are called after `name`.
     """
     low, high = _reach(laid)
-    each = plane(made_by, low=low, high=high)
+    each = plane(made_by, low=low, high=high, mined=mined)
     panels = {"pull: |dL/dS_p|": each.pull, "push: |dL/dS_n|": each.push}
     if each.triplet_weight is not None:
         panels["T"] = each.triplet_weight
@@ -103,9 +103,11 @@ def diagram(
             canvas.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
         canvas.suptitle(label or made_by.name, x=0.01, ha="left", fontsize=9)
         title = f"{label or made_by.name}: who is pulled, who is pushed"
-        figure = finished(canvas, name, title, _caption(made_by, laid))
+        said = f" Offline members at {mined:g}." if made_by.takes_mined else ""
+        figure = finished(canvas, name, title, _caption(made_by, laid) + said)
     fixed = RELATIVE if getattr(made_by, "relative", None) is not None else None
     content = {"objective": made_by.name, "settings": _plain(made_by.settings), "relative": fixed, **each.content()}
+    content["mined"] = mined if made_by.takes_mined else None
     content |= {"caption": figure.caption, "triplets": dict(laid or {})}
     return figure, content
 

@@ -101,7 +101,7 @@ def _of_gradients(opened: Opened) -> dict[str, Any]:
     shapes, duplicates = [], []
     size = opened.settings.batch_size
     for seen in islice(opened.batches(objective, size), -(-QUERIES // size)):
-        shapes.append(gradient_shape(objective, seen.similarity, seen.positives, seen.ignored))
+        shapes.append(gradient_shape(objective, seen.similarity, seen.positives, seen.ignored, seen.members(objective)))
         columns = [words[caption] for caption in seen.meeting.captions.tolist()]
         rows = [of_images[image] for image in seen.meeting.images.tolist()]
         duplicates.append(hardest_is_duplicate(seen.similarity, seen.positives, columns, rows, seen.ignored))

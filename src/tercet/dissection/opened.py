@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from tercet import runs
@@ -16,9 +17,12 @@ from tercet.data.batches import Batches
 from tercet.data.dataset import Split
 from tercet.data.formats import open_data
 from tercet.data.meetings import Meeting, k_caption_meetings, paired_meetings
+from tercet.data.members import MemberDraws
+from tercet.data.mined import open_mined
 from tercet.data.pairs import PairedData
 from tercet.objectives import RowObjective
 from tercet.retriever import Retriever, load
+from tercet.similarity import compared
 from tercet.training.config import read_config, train_settings
 from tercet.training.learned_scale import objective_for, scale_and_bias
 from tercet.training.ready import Ready, make_ready
@@ -36,6 +40,14 @@ class Seen(NamedTuple):
     positives: PairMask
     ignored: PairMask | None
     meeting: Meeting
+    mined: Float[Tensor, "pair 4"] | None = None
+    """Of offline members, where the run has a table of them."""
+
+    def members(self, objective: RowObjective) -> Float[Tensor, "pair 4"] | None:
+        """What this objective takes; whoever needs members and has none is told."""
+        if objective.takes_mined and self.mined is None:
+            raise ValueError(f"{objective.name} needs mined members: name a table of the training split with --mined")
+        return self.mined if objective.takes_mined else None
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,30 @@ class Opened:
         ignored = None
         if self.settings.ignore_equal_text:
             ignored = self._equal_texts.equal_text(meeting) & ~positives
-        return Seen(similarity, positives, ignored, meeting)
+        return Seen(similarity, positives, ignored, meeting, self._mined(meeting, positives))
+
+    @cached_property
+    def _draws(self) -> MemberDraws | None:
+        if self.settings.mined is None:
+            return None
+        table = open_mined(self.settings.mined, self.ready.train)
+        return MemberDraws(table, self.ready.train.owners, self.settings.mined_top, self.settings.mined_draw)
+
+    @torch.inference_mode()
+    def _mined(self, meeting: Meeting, positives: PairMask) -> Float[Tensor, "pair 4"] | None:
+        if self._draws is None:
+            return None
+        image, caption = positives.nonzero(as_tuple=True)
+        pairs = meeting.images[image], meeting.captions[caption]
+        drawn = self._draws.draw(*pairs, torch.Generator().manual_seed(meeting.seed))
+        compare = compared(self.model, *self.encoded_train).of_pairs
+        columns = [
+            (pairs[0], drawn.captions[:, 0]),
+            (drawn.images[:, 0], pairs[1]),
+            (drawn.images[:, 0], drawn.captions[:, 0]),
+            (drawn.images[:, 1], drawn.captions[:, 1]),
+        ]
+        return torch.stack([compare(*sides) for sides in columns], dim=1).float()
 
     @cached_property
     def _equal_texts(self) -> Batches:
@@ -133,8 +168,13 @@ def _on_plain(model: Any, made: RowObjective, named: dict[str, Any]) -> RowObjec
     return replace(made, **learned)
 
 
-def open_run_folder(folder: str | Path, *, data: str | None = None, images: Path | None = None) -> Opened:
-    """A finished run. `data` says where its data lies now, if it was moved; other data is refused."""
+def open_run_folder(
+    folder: str | Path, *, data: str | None = None, images: Path | None = None, mined: Path | None = None
+) -> Opened:
+    """A finished run. `data` says where its data lies now, if it was moved; other data is refused.
+
+    `mined` does so for its table; of a run that was trained without one, it is a table to look at.
+    """
     folder = Path(folder)
     if not (folder / runs.SETTINGS).is_file():
         raise ValueError(f"{folder}: no run there; expected a folder with {runs.SETTINGS}")
@@ -143,6 +183,8 @@ def open_run_folder(folder: str | Path, *, data: str | None = None, images: Path
     settings = train_settings(read_config(folder / runs.SETTINGS))
     if data is not None:
         settings = replace(settings, data=data, images=images)
+    if mined is not None and settings.mined is not None:
+        settings = replace(settings, mined=str(mined))
     retriever = load(folder)
     made, _, identity = resolve(settings)
     kept = runs.read_settings(folder)
@@ -159,4 +201,6 @@ def open_run_folder(folder: str | Path, *, data: str | None = None, images: Path
             "was renamed"
         )
     objective = _on_plain(retriever.model, made, settings.objective_settings)
+    if mined is not None:
+        settings = replace(settings, mined=str(mined))
     return Opened(folder, settings, objective, retriever, ready)

@@ -39,6 +39,10 @@ class AnalyseSettings:
     """Whose triplets are laid on a diagram; the first, a middle and the last by default."""
     queries: Names = ()
     """For --examples: a caption or a part of it, an image's name, caption:17 or image:3; else interesting ones."""
+    mined: Path | None = None
+    """The mined table of a run, if it was moved; or one for looking at off-tri, off-quin or aoq on any run."""
+    mined_similarity: float = 0.3
+    """Of the offline members in a diagram of off-tri, off-quin or aoq: its third dimension."""
     batch_size: int = 128
     """Pairs of a batch for --cocos, --anatomy and --judgements; images for smooth-ap, with five captions of each."""
     epsilon: float = 0.01
