@@ -13,6 +13,7 @@ from tercet.data.text.tokens import tokens_of
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.training.optimizers import freeze, make_optimizer
+from tercet.training.placed import placed
 from tercet.training.step import Step
 from tests.training.small import run_through, small_data, small_loop, small_settings
 
@@ -51,7 +52,7 @@ def test_injecting_the_gradient_trains_as_autograd_of_the_loss_does(tmp_path, mo
     monkeypatch.setattr(
         loop.step,
         "_scalar",
-        lambda objective, images, captions, batch: hinge(images @ captions.T, batch.positives()),
+        lambda objective, images, captions, batch, members: hinge(images @ captions.T, batch.positives()),
     )
     by_autograd = run_through(loop)
     for name, weight in injected.state_dict().items():
@@ -150,7 +151,7 @@ def test_accumulated_gradients_are_the_mean_of_the_batches(tmp_path):
     data = small_data()
     loop = small_loop(tmp_path, heads(data), data, accumulate=2, clip=None, objective="nt-xent", epochs=1)
     assert loop.steps_an_epoch == 3
-    first_two = [loop._placed(batch) for batch in loop.batches.run(loop._meetings(0)[:2])]
+    first_two = [placed(batch, loop.device, loop.settings) for batch in loop.batches.run(loop._meetings(0)[:2])]
     expected = []
     for batch in first_two:
         loop.model.zero_grad()
@@ -218,7 +219,7 @@ def test_the_diagonal_of_the_published_programs(tmp_path):
 
 
 def loop_positives(loop, batch):
-    return int(loop._placed(batch).positives().sum())
+    return int(placed(batch, loop.device, loop.settings).positives().sum())
 
 
 def made(folder):

@@ -63,14 +63,12 @@ class Members(NamedTuple):
         """`mined`, as objectives take it."""
         image, caption = embedded.pairs
         self._check(len(image), embedded.images.shape[1])
-        own_images, own_captions = embedded.images[image], embedded.captions[caption]
-        columns = [
-            embedded.similarity_of(own_images, self.captions[:, 0]),
-            embedded.similarity_of(self.images[:, 0], own_captions),
-            embedded.similarity_of(self.images[:, 0], self.captions[:, 0]),
-            embedded.similarity_of(self.images[:, 1], self.captions[:, 1]),
-        ]
-        return torch.stack(columns, dim=1)
+        own_images = embedded.images.index_select(0, image)  # its backward adds row by row, that of [image] is slow
+        own_captions = embedded.captions.index_select(0, caption)
+        # unbind, for its backward is one stack: that of each slice would be a whole of zeros.
+        (i, i_other), (t, t_other) = self.images.unbind(dim=1), self.captions.unbind(dim=1)
+        sides = (own_images, t), (i, own_captions), (i, t), (i_other, t_other)
+        return torch.stack([embedded.similarity_of(*each) for each in sides], dim=1)
 
     def _check(self, pairs: int, dim: int) -> None:
         for name, given in (("images", self.images), ("captions", self.captions)):

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.contracts import PairMask, Similarity
-from tercet.objectives.base import RowObjective
+from tercet.objectives.base import ONE_TILE, RowObjective
 from tercet.objectives.hardest import hardest_negative, hinge
 from tercet.objectives.masks import Rows, swapped
 from tercet.objectives.members import Embedded, Members
@@ -153,13 +153,18 @@ class Offline(RowObjective):
             active[:, 2:] = False
         return [int(count) for count in active.sum(dim=0)]
 
+    def _streams(self, entries: int, paired_by_rows: bool) -> bool:
+        """Only where one tile would not do: on a small batch S itself costs less than lists of pairs."""
+        return entries > ONE_TILE
+
     def on_embeddings(self, embedded: Embedded, members: Members, streamed: bool) -> Float[Tensor, ""]:
         """S is needed for the hardest negatives alone: found without a graph, all else is a list of pairs."""
         mined = members.similarity(embedded)
         if not streamed:
             return self.on_similarity(embedded.similarity(), embedded.positives(), mined=mined)
         image, caption = embedded.pairs
-        s_p = embedded.similarity_of(embedded.images[image], embedded.captions[caption])
+        own_images, own_captions = embedded.images.index_select(0, image), embedded.captions.index_select(0, caption)
+        s_p = embedded.similarity_of(own_images, own_captions)
         tiles = embedded.tiles()
         trackers = [RunningHardest(count, s_p.detach()) for count in (len(embedded.images), len(embedded.captions))]
         with torch.no_grad():
@@ -168,9 +173,10 @@ class Offline(RowObjective):
                 for side, tracker in zip(sides, trackers, strict=True):
                     tracker.update(*side.view(tile))
         i2t, t2i = (tracker.result() for tracker in trackers)
-        captions, images = embedded.captions[i2t.candidate[image]], embedded.images[t2i.candidate[caption]]
-        for_images = embedded.similarity_of(embedded.images[image], captions)
-        for_captions = embedded.similarity_of(images, embedded.captions[caption])
+        captions = embedded.captions.index_select(0, i2t.candidate[image])
+        images = embedded.images.index_select(0, t2i.candidate[caption])
+        for_images = embedded.similarity_of(own_images, captions)
+        for_captions = embedded.similarity_of(images, own_captions)
         value = self.pair_value(s_p, for_images, i2t.exists[image], mined) * sides[0].weights[image]
         value = (
             value + self.pair_value(s_p, for_captions, t2i.exists[caption], swapped(mined)) * sides[1].weights[caption]

@@ -4,11 +4,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tercet.objectives.entries import sparse_product
 from tercet.objectives.tiles import TiledSimilarity
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class EmbeddingGradient:
             gradient = gradient * factor
             parts.append(
                 (
-                    _sparse_product(image, caption, gradient, len(self.images), self.captions),
-                    _sparse_product(caption, image, gradient, len(self.captions), self.images),
+                    sparse_product(image, caption, gradient, len(self.images), self.captions),
+                    sparse_product(caption, image, gradient, len(self.captions), self.images),
                 )
             )
         if not parts:
@@ -72,19 +72,6 @@ class EmbeddingGradient:
             for_images += more_images
             for_captions += more_captions
         return for_images, for_captions
-
-
-def _sparse_product(
-    row: Int[Tensor, " entry"],
-    column: Int[Tensor, " entry"],
-    value: Float[Tensor, " entry"],
-    rows: int,
-    dense: Float[Tensor, "column dim"],
-) -> Float[Tensor, "row dim"]:
-    """(the sparse rows x columns matrix of these entries) @ dense, without a temporary of entries x dim."""
-    ordered, order = row.sort(stable=True)
-    first = torch.searchsorted(ordered, torch.arange(rows, device=row.device))
-    return F.embedding_bag(column[order], dense, first, mode="sum", per_sample_weights=value[order])
 
 
 def streamed_scalar(

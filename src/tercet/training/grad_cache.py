@@ -50,5 +50,13 @@ class Cached:
 def refuse_batch_norm(model: nn.Module, why: str) -> None:
     """Its statistics would be those of a part, not of the batch."""
     for name, part in model.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+        if _is_batch_norm(part):
             raise ValueError(f"{name} is a BatchNorm, whose statistics would be those of a part of the batch: {why}")
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(map(_is_batch_norm, model.modules()))
+
+
+def _is_batch_norm(part: nn.Module) -> bool:
+    return isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training

@@ -29,7 +29,7 @@ from tercet.training.checkpoint import newest_state, save_state
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.interrupt import Interrupt
 from tercet.training.learned_scale import fitted, scaled
-from tercet.training.mined import member_draws, mined_similarity
+from tercet.training.mined import member_draws
 from tercet.training.mining import mine_now
 from tercet.training.optimizers import freeze, make_optimizer
 from tercet.training.placed import placed
@@ -265,7 +265,7 @@ class Loop:
         if objective.takes_mined:
             if outcome.members is None or distributed.world()[1] > 1:
                 return  # members are of all processes' captions, and these are one's own
-            mined = mined_similarity(self.model, outcome.images, outcome.captions, positives, outcome.members)
+            mined = outcome.members.similarity(self.model, outcome.images, outcome.captions, positives)
         counts = cocos(fitted(objective, self.model, named), seen, positives, ignored=batch.ignored, mined=mined)
         self.news["monitor"] = f"{monitor:.3g}"
         self.watch.step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)

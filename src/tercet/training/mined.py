@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.contracts import Batch, MinedItems, PairMask
@@ -11,6 +11,7 @@ from tercet.data.members import MemberDraws
 from tercet.data.mined import MinedTable
 from tercet.data.pairs import PairedData
 from tercet.objectives import RowObjective
+from tercet.objectives.entries import products_of_entries
 from tercet.objectives.offline import Offline
 from tercet.training import distributed
 from tercet.training.settings import TrainSettings
@@ -37,29 +38,37 @@ def member_draws(table: MinedTable, data: PairedData, settings: TrainSettings, o
 
 
 class Members(NamedTuple):
-    """Encoded, two of each side of a pair."""
+    """Mined items, encoded, with the word on whose they are."""
 
-    images: Float[Tensor, "pair 2 *rest"]
-    captions: Float[Tensor, "pair 2 *rest_of_caption"]
+    images: Float[Tensor, "mined_image *rest"]
+    captions: Float[Tensor, "mined_caption *rest_of_caption"]
+    items: MinedItems
 
-    @classmethod
-    def of(cls, images: Tensor, captions: Tensor, items: MinedItems) -> "Members":
-        return cls(images[items.image_places], captions[items.caption_places])
+    def gathered(self) -> tuple[Float[Tensor, "pair 2 *rest"], Float[Tensor, "pair 2 *rest_of_caption"]]:
+        """Two of each side of a pair."""
+        return _rows(self.images, self.items.image_places), _rows(self.captions, self.items.caption_places)
+
+    def similarity(self, model: Any, images: Tensor, captions: Tensor, positives: PairMask) -> Float[Tensor, "pair 4"]:
+        """Pair by pair, by the model's own similarity: never a square of what was mined."""
+        image, caption = positives.nonzero(as_tuple=True)
+        (i, i_other), (t, t_other) = self.items.image_places.unbind(dim=1), self.items.caption_places.unbind(dim=1)
+        if model.dot_product:  # all four columns at once, of the batch's items and the mined ones behind them
+            i, i_other, t, t_other = i + len(images), i_other + len(images), t + len(captions), t_other + len(captions)
+            rows, columns = torch.stack([image, i, i, i_other], dim=1), torch.stack([t, caption, t, t_other], dim=1)
+            sides = torch.cat([images, self.images]), torch.cat([captions, self.captions])
+            return products_of_entries(*sides, rows.flatten(), columns.flatten()).view(-1, 4)
+        own_images, own_captions = _rows(images, image), _rows(captions, caption)
+        i, i_other, t, t_other = (
+            *(_rows(self.images, places) for places in (i, i_other)),
+            *(_rows(self.captions, places) for places in (t, t_other)),
+        )
+        sides_of = (own_images, t), (i, own_captions), (i, t), (i_other, t_other)
+        return torch.stack([model.similarity_of_pairs(*each) for each in sides_of], dim=1)
 
 
-def mined_similarity(
-    model: Any, images: Tensor, captions: Tensor, positives: PairMask, members: Members
-) -> Float[Tensor, "pair 4"]:
-    """Pair by pair, by the model's own similarity: never a square of what was mined."""
-    image, caption = positives.nonzero(as_tuple=True)
-    columns = [
-        (images[image], members.captions[:, 0]),
-        (members.images[:, 0], captions[caption]),
-        (members.images[:, 0], members.captions[:, 0]),
-        (members.images[:, 1], members.captions[:, 1]),
-    ]
-    compare = torch.linalg.vecdot if model.dot_product else model.similarity_of_pairs
-    return torch.stack([compare(*sides) for sides in columns], dim=1)
+def _rows(encoded: Float[Tensor, "item *rest"], places: Int[Tensor, "*wanted"]) -> Tensor:
+    """encoded[places], whose backward adds row by row: that of plain indexing is many times as slow."""
+    return encoded.index_select(0, places.flatten()).unflatten(0, places.shape)
 
 
 def everyones_mined(
@@ -68,5 +77,5 @@ def everyones_mined(
     """In several processes: the pairs of this one's images with captions of all; together they are in order."""
     caption_ids = distributed.everyones(batch.caption_ids)
     positives = batch.image_ids[:, None] == caption_ids[None, :]
-    mined = mined_similarity(model, images, distributed.everyones(captions), positives, members)
+    mined = members.similarity(model, images, distributed.everyones(captions), positives)
     return distributed.everyones(mined)

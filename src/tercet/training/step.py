@@ -9,15 +9,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.contracts import Batch, MinedItems
+from tercet.contracts import Batch, MinedItems, Similarity
 from tercet.data.dropout import SizeAugmentation, drop_regions
 from tercet.objectives.base import RowObjective
 from tercet.training import distributed
-from tercet.training.grad_cache import Cached, refuse_batch_norm
+from tercet.training.grad_cache import Cached, has_batch_norm, refuse_batch_norm
 from tercet.training.learned_scale import fitted, scale_and_bias, scaled
-from tercet.training.mined import Members, everyones_mined, mined_similarity
+from tercet.training.mined import Members, everyones_mined
 from tercet.training.randomness import reseed
 from tercet.training.settings import TrainSettings
+
+SMALL = 1 << 20  # entries of S, up to which it is made whole beside mined members
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,35 @@ class Step:
         objective = fitted(objective, self.model, self.settings.objective_settings)
         if self.settings.grad_cache is not None:
             return self._cached(objective, batch, seed, factor)
-        images, captions, second_loss = self._sides(batch)
-        members = None
-        if objective.takes_mined:
-            items = _mined_of(batch)
-            mined_images = self.encode_images(items.images, items.image_lengths)
-            members = Members.of(mined_images, self.encode_captions(items.captions, items.caption_lengths), items)
+        members: Members | None = None
+        if objective.takes_mined and self._encodes_together(batch):
+            images, captions, members = self._together(batch)
+            second_loss: Any = 0.0
+        else:
+            images, captions, second_loss = self._sides(batch)
+            members = self._members(batch) if objective.takes_mined else None
         scalar = self._scalar(objective, images, captions, batch, members)
         (factor * (self.settings.objective_weight * scalar + second_loss)).backward()
         return Outcome(scalar.item(), images.detach(), captions.detach(), _detached(members))
+
+    def _members(self, batch: Batch) -> Members:
+        items = _mined_of(batch)
+        images = self.encode_images(items.images, items.image_lengths)
+        return Members(images, self.encode_captions(items.captions, items.caption_lengths), items)
+
+    def _encodes_together(self, batch: Batch) -> bool:
+        """Plain vectors of a model that looks at each by itself: one product, and one gradient of the weights."""
+        losses = self.settings.caption_weight or self.settings.match_weight
+        vectors = all(each.ndim == 2 and each.is_floating_point() for each in (batch.images, batch.captions))
+        return bool(vectors and not losses and not has_batch_norm(self.model))
+
+    def _together(self, batch: Batch) -> tuple[Tensor, Tensor, Members]:
+        items = _mined_of(batch)
+        images = self.encode_images(torch.cat([batch.images, items.images]), None)
+        captions = self.encode_captions(torch.cat([batch.captions, items.captions]), None)
+        own_images, mined_images = images.split([len(batch.images), len(items.images)])
+        own_captions, mined_captions = captions.split([len(batch.captions), len(items.captions)])
+        return own_images, own_captions, Members(mined_images, mined_captions, items)
 
     def encode_images(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "image *rest"]:
         with self._autocast(items):
@@ -77,7 +99,10 @@ class Step:
         self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch, members: Members | None
     ) -> Float[Tensor, ""]:
         """Whose backward delivers the pair gradient. Dot products may be streamed and gathered from all processes."""
-        if self.model.dot_product and batch.ignored is None and batch.also_positive is None:
+        alone = distributed.world()[1] == 1
+        special = batch.ignored is not None or batch.also_positive is not None
+        whole = members is not None and alone and len(images) * len(captions) <= SMALL
+        if self.model.dot_product and not special and not whole:
             scale, bias = scale_and_bias(self.model, objective, self.settings.objective_settings)
             return objective(
                 images,
@@ -86,22 +111,28 @@ class Step:
                 caption_ids=batch.caption_ids,
                 scale=scale,
                 bias=bias,
-                mined=members,
+                mined=None if members is None else members.gathered(),
             )
-        if distributed.world()[1] == 1:
-            plain = self.model.similarity(images, captions)
-            similarity = scaled(plain, self.model, objective, self.settings.objective_settings)
-            positives, mined = batch.positives(), None
+        mined: Tensor | None = None
+        if alone:
+            similarity, positives = self._similarity(objective, images, captions), batch.positives()
             if members is not None:
-                mined = mined_similarity(self.model, images, captions, positives, members)
+                mined = self._scaled(objective, members.similarity(self.model, images, captions, positives))
             return objective.on_similarity(similarity, positives, batch.ignored, mined=mined)
-        if batch.ignored is not None or batch.also_positive is not None:
+        if special:
             raise ValueError("several processes: no pair may be ignored, nor be a positive although its ids differ")
         # Each process compares its own images with everyone's captions; the rows together are S.
         similarity = distributed.everyones(self.model.similarity(images, distributed.everyones(captions)))
         everyones_ids = [distributed.everyones(ids) for ids in (batch.image_ids, batch.caption_ids)]
         mined = None if members is None else everyones_mined(self.model, images, captions, batch, members)
         return objective.on_similarity(similarity, everyones_ids[0][:, None] == everyones_ids[1][None, :], mined=mined)
+
+    def _similarity(self, objective: RowObjective, images: Tensor, captions: Tensor) -> Similarity:
+        return self._scaled(objective, self.model.similarity(images, captions))
+
+    def _scaled(self, objective: RowObjective, plain: Tensor) -> Tensor:
+        """As the objective sees it."""
+        return scaled(plain, self.model, objective, self.settings.objective_settings)
 
     def _cached(self, objective: RowObjective, batch: Batch, seed: int, factor: float) -> Outcome:
         assert self.settings.grad_cache is not None
@@ -116,7 +147,7 @@ class Step:
                 Cached(self.encode_images, items.images, items.image_lengths, at_once, seed ^ 2),
                 Cached(self.encode_captions, items.captions, items.caption_lengths, at_once, seed ^ 3),
             ]
-            members = Members.of(sides[2].embedded, sides[3].embedded, items)
+            members = Members(sides[2].embedded, sides[3].embedded, items)
         scalar = self._scalar(objective, images.embedded, captions.embedded, batch, members)
         (factor * self.settings.objective_weight * scalar).backward()
         for side in sides:
@@ -156,7 +187,7 @@ def _mined_of(batch: Batch) -> MinedItems:
 
 
 def _detached(members: Members | None) -> Members | None:
-    return None if members is None else Members(members.images.detach(), members.captions.detach())
+    return None if members is None else Members(members.images.detach(), members.captions.detach(), members.items)
 
 
 def _widened(encoded: Tensor) -> Tensor:
