@@ -35,6 +35,7 @@ def test_make_targets_and_commands_exist():
 
 def test_papers_name_files_that_exist():
     for name in re.findall(
-        r"`((?:objectives|analysis|data|models|evaluation|comparison)/\w+\.py)`", (ROOT / "PAPERS.md").read_text()
+        r"`((?:objectives|analysis|data|models|mining|evaluation|comparison)/\w+\.py)`",
+        (ROOT / "PAPERS.md").read_text(),
     ):
         assert (ROOT / "src/tercet" / name).is_file(), name

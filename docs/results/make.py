@@ -18,7 +18,8 @@ from statistics import mean, stdev
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import cocos  # noqa: E402 - it lies beside this file
+import aoq  # noqa: E402 - it lies beside this file
+import cocos  # noqa: E402
 import doctor  # noqa: E402
 import flickr8k  # noqa: E402
 
@@ -33,6 +34,7 @@ def line_of(run: Path) -> dict:
     final = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     settings["data"] = Path(settings["data"]).name
     settings["start_from"] = None if settings["start_from"] is None else Path(settings["start_from"]).name
+    settings["mined"] = None if settings.get("mined") is None else Path(settings["mined"]).name
     given = settings["objective"]
     for which in ("objective", "first_objective"):
         settings[which] = without_path(settings[which])
@@ -265,7 +267,18 @@ def cocos_page(lines: list[dict]) -> str:
     return f"{cocos.page(lines)}\n{runs_note(lines, 'cocos')}\n"
 
 
-PAGES = {"cocos": cocos_page, "doctor": doctor_page, "flickr8k": flickr8k.page, "goal": goal, "systems": systems}
+def aoq_page(lines: list[dict]) -> str:
+    return f"{aoq.page(lines)}\n{runs_note(lines, 'aoq')}\n"
+
+
+PAGES = {
+    "aoq": aoq_page,
+    "cocos": cocos_page,
+    "doctor": doctor_page,
+    "flickr8k": flickr8k.page,
+    "goal": goal,
+    "systems": systems,
+}
 
 
 def main() -> None:
@@ -287,6 +300,8 @@ def main() -> None:
         file.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
     elif given.command == "collect":
         made = [line_of(run) for run in given.runs]
+        if given.page == "aoq":
+            made = [aoq.line_of(line, run) for line, run in zip(made, given.runs, strict=True)]
         if given.page == "doctor":
             made = [doctor.line_of(line, run) for line, run in zip(made, given.runs, strict=True)]
         if given.page == "cocos":
