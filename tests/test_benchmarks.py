@@ -78,3 +78,22 @@ def test_the_benchmark_of_attention_runs(tmp_path, monkeypatch):
     bench.main([*sizes, "--rows", "BFAN equal", "--out", str(tmp_path)])
     (result,) = tmp_path.iterdir()
     assert result.read_text().count("| BFAN equal | 8 |") == 2  # times and memory
+
+
+def test_mining_finds_what_faiss_finds(tmp_path, capsys):
+    """The benchmark stops where the lists differ; here the sets are small enough for both directions to be whole."""
+    import mining as bench
+
+    bench.main(["--images", "1500", "--captions", "4000", "--dim", "16", "--out", str(tmp_path)])
+    (page,) = tmp_path.iterdir()
+    assert "| the whole set, extrapolated, s |" in page.read_text()
+
+
+def test_the_parts_of_a_second_round_are_those_of_the_step(tmp_path):
+    import second_round as bench
+
+    data, sizes = bench.made_data("heads", 60)
+    loop = bench.loop_of("heads", "aoq", data, sizes, tmp_path / "loop")
+    for call in bench.parts_of(loop).values():
+        call()
+    next(bench.endless(loop))

@@ -70,8 +70,8 @@ Round 1 trains with triplet-sh. `tercet mine` then lists the 300 most similar ca
 photos and the 60 most similar photos of each of the 30,000 captions, with the weights of that run, no guards; round 2
 goes on from those weights with off-tri, off-quin or aoq (Chen, Deng, Luo, 2020), published margins and penalties.
 Beside them stand, from the same weights: triplet-sh for as many steps again, and in batches of 384, in which as many
-items are encoded as with mined members. Test, weights chosen on validation, mean ± std (n-1) over seeds. Frozen features
-of one ImageNet network: the numbers are not those of the paper, which stands on detector regions.
+items are encoded as with mined members. Test, weights chosen on validation, mean ± std (n-1) over seeds. Frozen
+features of one ImageNet network: the numbers are not those of the paper, which stands on detector regions.
 
 A pair's cross-retrieval rank is the worse of its ranks in both directions, on one scale; the supplement counts ranks of
 1 and over 200. The tests are of rsum, over seeds and images together (docs/comparing.md), two-sided, corrected (Holm)
@@ -91,8 +91,8 @@ def about(system: str, runs: dict) -> str:
     )
     if system == "vsrn":
         text += (
-            " At most six minutes of computing a run: this is the beginning of training, and what the weights lack most "
-            "is steps. So triplet-sh also stands there with three times the steps, about as long as aoq takes."
+            " At most six minutes of computing a run: this is the beginning of training, and what the weights lack "
+            "most is steps. So triplet-sh also stands there with three times the steps, about as long as aoq takes."
         )
     return text
 
