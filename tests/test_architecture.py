@@ -57,7 +57,8 @@ MAY_IMPORT = {
         "comparison",
         "pages",
     },
-    "cli": {"dissection", "comparison", "data", "retriever", "training"},
+    "search": {"contracts", "data", "retriever", "training"},
+    "cli": {"search", "dissection", "comparison", "data", "retriever", "training"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 

@@ -155,6 +155,34 @@ def _doctor(arguments: list[str]) -> None:
     print(f"\nPage: {page}; all numbers in doctor.json beside it")
 
 
+def _index(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.search.settings import IndexSettings
+
+    settings = tyro.cli(IndexSettings, prog="tercet index", args=arguments)
+
+    from rich.console import Console
+
+    from tercet.search.commands import index
+
+    index(settings, Console())
+
+
+def _search(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.search.settings import SearchSettings
+
+    settings = tyro.cli(SearchSettings, prog="tercet search", args=arguments)
+
+    from rich.console import Console
+
+    from tercet.search.commands import search
+
+    search(settings, Console())
+
+
 def _import(arguments: list[str]) -> None:
     from pathlib import Path
     from typing import Literal
@@ -194,6 +222,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "data": (_data, "inspect or convert images with captions, in any of the formats people have"),
     "features": (_features, "run frozen encoders once over a data set"),
     "doctor": (_doctor, "look at a finished run for what often goes wrong, with evidence and advice"),
+    "index": (_index, "embed pictures with a trained model, for searching them"),
+    "search": (_search, "find pictures of an index by words or by another picture"),
     "import": (_import, "turn an authors' checkpoint into a model of Tercet, without running anything in it"),
 }
 

@@ -1,0 +1,95 @@
+"""`tercet index` and `tercet search`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tercet.data.formats import open_data
+from tercet.retriever import Retriever, load
+from tercet.search.index import Updated, update_index
+from tercet.search.items import pictures_of_data, pictures_of_folder
+from tercet.search.query import Hit, Searcher
+from tercet.search.settings import IndexSettings, SearchSettings
+from tercet.training.evaluating import checksum_of_weights
+
+SHOWN = 5  # unreadable files that are named on the terminal; all are in unreadable.txt
+
+
+def index(settings: IndexSettings, console: Console) -> Updated:
+    retriever = load(settings.model)  # before any picture is looked at: a wrong path costs nothing
+    if not retriever.dot_product:
+        raise ValueError(f"a {retriever.system} compares parts with parts and has no single vector to index")
+    pictures = _pictures(settings.images)
+    about = {"path": str(settings.model.resolve()), "system": retriever.system}
+    about["weights"] = checksum_of_weights(settings.model)
+    columns = (TextColumn("embeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=None)
+        updated = update_index(
+            settings.out,
+            pictures,
+            lambda opened: _embedded(retriever, opened),
+            about,
+            kind=settings.kind,
+            advance=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    for fault in updated.unreadable[:SHOWN]:
+        console.print(f"left out: {fault}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if len(updated.unreadable) > SHOWN:
+        console.print(f"and {len(updated.unreadable) - SHOWN:,} more, listed in unreadable.txt", style="yellow")
+    said = f"{updated.added:,} added, {updated.changed:,} changed, {updated.kept:,} kept, {updated.removed:,} removed"
+    console.print(f"{settings.out}: {said}", highlight=False, markup=False, soft_wrap=True)
+    if updated.recall is not None:
+        console.print(f"of the ten nearest, hnsw finds {100 * updated.recall:.1f} % (measured on its own pictures)")
+    return updated
+
+
+def search(settings: SearchSettings, console: Console) -> list[Hit]:
+    if (settings.query is None) == (settings.image is None):
+        raise ValueError('name words or --image, one of them: tercet search INDEX "two dogs in snow"')
+    searcher = Searcher.open(settings.index, settings.model)
+    if settings.query is not None:
+        hits = searcher.words(settings.query, settings.k)
+    else:
+        assert settings.image is not None
+        hits = searcher.picture(settings.image, settings.k)
+    if settings.json:
+        print(json.dumps([hit.content() for hit in hits], indent=2))
+    else:
+        console.print(table(hits))
+    return hits
+
+
+def table(hits: list[Hit]) -> Table:
+    shown = Table(box=None)
+    shown.add_column("rank", justify="right")
+    shown.add_column("similarity", justify="right")
+    shown.add_column("picture", overflow="fold")
+    with_captions = any(hit.item.captions for hit in hits)
+    if with_captions:
+        shown.add_column("caption")
+    for hit in hits:
+        row = [str(hit.rank), f"{hit.similarity:.3f}", hit.item.path]
+        shown.add_row(*row, *([hit.item.captions[0] if hit.item.captions else ""] if with_captions else []))
+    return shown
+
+
+def _pictures(given: str) -> Any:
+    """A plain folder of pictures, or whatever `open_data` knows."""
+    folder = Path(given)
+    if folder.is_dir():
+        found = pictures_of_folder(folder)
+        if found and not any(folder.glob("*.json")) and not any(folder.glob("*_caps.txt")):
+            return found
+    data = open_data(given)
+    return pictures_of_data(data)
+
+
+def _embedded(retriever: Retriever, opened: list[Image.Image]) -> np.ndarray:
+    return retriever.embed_pictures(opened).float().cpu().numpy()

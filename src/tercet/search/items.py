@@ -1,0 +1,64 @@
+"""The side table of an index: what each number is."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tercet.data.dataset import DataSet
+from tercet.data.pictures import SUFFIXES, PictureFile
+
+
+@dataclass(frozen=True)
+class Item:
+    """A picture file, and what is said about it."""
+
+    path: str
+    """Absolute; of a picture inside a data file, that file and the name in it."""
+    captions: tuple[str, ...]
+    size: int
+    """Bytes."""
+    modified: int
+    """When the file was last written, in nanoseconds; 0 inside a data file."""
+    checksum: str
+
+
+def checksum_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def write_items(file: Path, items: Sequence[Item]) -> None:
+    file.write_text("".join(json.dumps(asdict(item)) + "\n" for item in items), encoding="utf-8")
+
+
+def read_items(file: Path) -> list[Item]:
+    items = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            content = json.loads(line)
+            items.append(Item(**content | {"captions": tuple(content["captions"])}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{file}, line {number}: not an item of an index: {error}") from error
+    return items
+
+
+def pictures_of_folder(folder: Path) -> dict[str, tuple[PictureFile, tuple[str, ...]]]:
+    """Every picture below a folder, in the order of their names."""
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return {str(path.resolve()): (PictureFile(path), ()) for path in found}
+
+
+def pictures_of_data(data: DataSet) -> dict[str, tuple[object, tuple[str, ...]]]:
+    """Every picture of a data set, all splits, with its captions."""
+    found: dict[str, tuple[object, tuple[str, ...]]] = {}
+    for name, split in data.splits.items():
+        if split.pictures is None:
+            raise ValueError(f"{data.path} has no pictures in its split {name}: an index shows them; give a folder")
+        captions: list[list[str]] = [[] for _ in split.image_names]
+        for text, owner in zip(split.texts, split.owners.tolist(), strict=True):
+            captions[owner].append(text)
+        for picture, said in zip(split.pictures, captions, strict=True):
+            place = str(picture.path.resolve()) if isinstance(picture, PictureFile) else str(picture)
+            found[place] = (picture, tuple(said))
+    return found

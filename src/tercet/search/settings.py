@@ -1,0 +1,43 @@
+"""What `tercet index` and `tercet search` can be told. Imports nothing heavy: `--help` must be quick."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """Embed pictures with a trained model and write an index that `tercet search` looks into.
+
+    Called again it brings the index up to date: new and changed pictures are embedded, those that are gone leave it.
+    Stopped at any moment it goes on where it was; the index is the old one until the new one is whole.
+    """
+
+    model: tyro.conf.Positional[Path]
+    """A run or a saved model that reads pictures."""
+    images: str = "."
+    """A folder of pictures (with those below it), or a data set that `tercet data inspect` knows, with its captions."""
+    out: Path = Path("index")
+    """The folder of the index."""
+    kind: Literal["flat", "hnsw"] = "flat"
+    """flat finds exactly; hnsw is quicker from about a million pictures on and misses a few: its recall is printed."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Find pictures by words, or by another picture."""
+
+    index: tyro.conf.Positional[Path]
+    """A folder that `tercet index` wrote."""
+    query: tyro.conf.Positional[str | None] = None
+    """Words: "two dogs in snow"."""
+    image: Path | None = None
+    """A picture to search by, in place of words."""
+    k: int = 10
+    """How many results."""
+    json: bool = False
+    """Print JSON instead of a table."""
+    model: Path | None = None
+    """Where the model of the index lies, if it was moved."""

@@ -1,0 +1,90 @@
+"""Search as a person would: by words and by a picture, from the command line and from Python."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import tercet
+from tercet.cli import main
+from tercet.search.query import Searcher
+from tests.search.test_index import draw
+from tests.test_retriever import minilm, retrievers  # noqa: F401 - a fixture
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, minilm):  # noqa: F811
+    folder = tmp_path_factory.mktemp("search")
+    retrievers(minilm)["vsepp pixels"].save(folder / "model")
+    draw(folder / "photos", [f"p{n:02d}" for n in range(12)])
+    (folder / "photos" / "broken.jpg").write_text("no picture")
+    said = run(folder, "index", "model", "--images", "photos", "--out", "found")
+    return folder, said
+
+
+def run(folder, *arguments):
+    command = [sys.executable, "-m", "tercet.cli", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_an_index_says_what_it_did(searched):
+    folder, said = searched
+    assert "found: 12 added, 0 changed, 0 kept, 0 removed" in said
+    assert "left out" in said
+    assert "broken.jpg" in said
+    assert "0 added, 0 changed, 12 kept" in run(folder, "index", "model", "--images", "photos", "--out", "found")
+
+
+def test_words_and_pictures_find_what_the_model_finds(searched):
+    folder, _ = searched
+    searcher = Searcher.open(folder / "found")
+    model = tercet.load(folder / "model")
+    paths = [item.path for item in searcher.index.items]
+    pictures = model.embed_pictures(paths)
+    similarity = (model.embed_texts(["two dogs"]) @ pictures.T)[0]
+    hits = searcher.words("two dogs", k=5)
+    assert [hit.item.path for hit in hits] == [paths[n] for n in similarity.argsort(descending=True)[:5]]
+    assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
+    assert np.allclose([hit.similarity for hit in hits], similarity.sort(descending=True).values[:5], atol=1e-6)
+    assert searcher.picture(paths[7], k=1)[0].item.path == paths[7]
+    assert searcher.picture(Image.open(paths[7]), k=1)[0].similarity == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_command_prints_a_table_or_json(searched):
+    folder, _ = searched
+    assert "similarity" in run(folder, "search", "found", "two dogs in snow")
+    found = json.loads(run(folder, "search", "found", "--image", "photos/p03.png", "--k", "2", "--json"))
+    assert [hit["rank"] for hit in found] == [1, 2]
+    assert found[0]["path"].endswith("p03.png")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("search", "found"), "name words or --image"),
+        (("search", "found", "dogs", "--image", "photos/p03.png"), "name words or --image"),
+        (("search", "nowhere", "dogs"), "no index there"),
+        (("search", "found", "dogs", "--k", "0"), "from 1 to 1,000 results"),
+        (("search", "found", "x" * 1001), "at most 1,000"),
+        (("search", "found", " "), "text 0"),
+        (("search", "found", "--image", "photos/broken.jpg"), "broken.jpg"),
+        (("search", "found", "dogs", "--model", "nowhere"), "no saved model there"),
+        (("index", "model", "--images", "nowhere"), "nowhere"),
+        (("index", "nowhere", "--images", "photos"), "no saved model there"),
+    ],
+)
+def test_mistakes_get_one_line(searched, arguments, message, monkeypatch, capsys, without_shape_checks):
+    monkeypatch.chdir(searched[0])
+    monkeypatch.setattr(sys, "argv", ["tercet", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
