@@ -22,9 +22,10 @@ import torch
 
 from objectives import peak_megabytes
 from tercet.mining.best import Best
-from tercet.mining.mine import COLUMNS, ROWS
+from tercet.mining.mine import COLUMNS
 from tercet.similarity import compared_by_products
 
+ROWS = 1024  # images of a block
 COCO = (113_287, 566_747)
 
 

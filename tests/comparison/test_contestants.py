@@ -27,6 +27,13 @@ def test_the_studies_of_aoq_give_the_table_to_those_that_take_it():
     assert len(names(grid="aoq-penalties", mined="t")) == 5
     assert "aoq mined_draw=normal" in names(grid="aoq-draws", mined="t")
     assert names(grid="aoq", mined="t") == ["triplet-sh", "off-tri", "off-quin", "aoq"]
+    asked = {"round": 2, "mine_every": 1}
+    found = contestants_of(settings_of({"grid": "aoq", "mined": "t", "train": asked}))
+    assert [each.train for each in found] == [{}, *[{"mined": "t", **asked}] * 3]
+    asked = {"mined_as_candidates": True, "mined_top": 9}
+    found = contestants_of(settings_of({"objectives": ("nt-xent", "aoq"), "mined": "t", "train": asked}))
+    assert found[0].train == {"mined": "t", **asked}
+    assert found[1].train == {"mined": "t", "mined_top": 9}
     with pytest.raises(ValueError, match="off-tri needs --mined"):
         names(grid="aoq")
 

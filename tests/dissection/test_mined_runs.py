@@ -56,9 +56,13 @@ def test_a_moved_table_is_asked_for(table, tmp_path):
         (table_copy / file.name).write_bytes(file.read_bytes())
     run = small_run("off-quin", mined=str(table_copy))
     table_copy.rename(moved)
-    with pytest.raises(ValueError, match="no folder there"):
+    with pytest.raises(ValueError, match="no mined table there"):
         analysed(run, tmp_path, cocos=True)
     assert analysed(run, tmp_path, cocos=True, mined=moved)
+    other = tmp_path / "other"
+    mine_table(MineSettings(small_run("triplet-sh"), SMALL["data"], other, top_captions=50, top_images=12))
+    with pytest.raises(ValueError, match="is not the mined table that"):
+        analysed(run, tmp_path, cocos=True, mined=other)
 
 
 def test_the_diagram_has_a_third_dimension(tmp_path):

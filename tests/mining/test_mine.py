@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tercet.data.members import MemberDraws
-from tercet.data.mined import MinedTable, open_mined
+from tercet.data.mined import MinedTable, open_mined, read_empty
 from tercet.data.pairs import PairedData
 from tercet.data.rows import Rows
 from tercet.mining import mine as module
@@ -41,12 +41,11 @@ def world(images=23, captions=61, dim=6, seed=0, texts=None, truth=None):
 
 
 def products_of(w):
-    return lambda folder: compared_by_products(w.x, w.y)
+    return lambda folder: compared_by_products(w.x, w.y)._replace(rows=5)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(module, "ROWS", 5)
     monkeypatch.setattr(module, "COLUMNS", 13)
 
 
@@ -62,8 +61,8 @@ def brute_force(w, wanted, hidden=None, caps=(None, None)):
     own = w.data.owners[None, :] == torch.arange(len(w.data.images))[:, None]
     hidden = own if hidden is None else own | hidden
     skip = wanted.guards.skip
-    k = min(wanted.captions + skip, len(w.y)) - skip
-    j = min(wanted.images + skip, len(w.x)) - skip
+    k = min(wanted.captions + skip, len(w.y) - int(w.data.owners.bincount().min())) - skip
+    j = min(wanted.images + skip, len(w.x) - 1) - skip
     over = [torch.zeros_like(own) if cap is None else cap for cap in caps]
     return sorted_lists(w.S, hidden | over[0], k, skip), sorted_lists(w.S.T, (hidden | over[1]).T, j, skip)
 
@@ -154,7 +153,7 @@ def test_a_bad_file_of_pairs_is_told_with_its_line(tmp_path, line, message):
 
 
 def _slowly(folder, pause):
-    module.ROWS, module.COLUMNS = 5, 13
+    module.COLUMNS = 13
     w = world(images=60, captions=150)
     products = compared_by_products(w.x, w.y)
 
@@ -163,7 +162,7 @@ def _slowly(folder, pause):
         return products.block(rows, columns)
 
     mine(
-        lambda folder: Compared(block, products.of_pairs),
+        lambda folder: Compared(block, products.of_pairs, 5),
         w.data,
         folder / "table",
         Wanted(20, 8, Guards(margin=0.0)),
@@ -222,8 +221,17 @@ def test_a_table_of_another_model_or_other_data_is_refused(tmp_path):
 def test_damaged_tables_are_told(tmp_path):
     w = world()
     mine(products_of(w), w.data, tmp_path / "table", Wanted(5, 5), MODEL)
-    with pytest.raises(ValueError, match="no folder there"):
+    with pytest.raises(ValueError, match="no mined table there"):
         open_mined(tmp_path / "nowhere", w.data)
+    kept = np.load(tmp_path / "table" / "i2t.npy")
+    altered = kept.copy()
+    altered[0, 0], altered[0, 1] = kept[0, 1], kept[0, 0]
+    np.save(tmp_path / "table" / "i2t.npy", altered)
+    with pytest.raises(ValueError, match="its files are not those it was finished with"):
+        open_mined(tmp_path / "table", w.data)
+    np.save(tmp_path / "table" / "i2t.npy", kept[:, :4])
+    with pytest.raises(ValueError, match=r"and its similarities are \(23, 5\)"):
+        open_mined(tmp_path / "table", w.data)
     np.save(tmp_path / "table" / "i2t.npy", np.zeros((23, 5), dtype=np.int64))
     with pytest.raises(ValueError, match=r"i2t.npy: expected a matrix of int32"):
         open_mined(tmp_path / "table", w.data)
@@ -231,7 +239,7 @@ def test_damaged_tables_are_told(tmp_path):
     with pytest.raises(ValueError, match="numbers of captions from -1 to 60"):
         open_mined(tmp_path / "table", w.data)
     np.save(tmp_path / "table" / "i2t.npy", np.zeros((22, 5), dtype=np.int32))
-    with pytest.raises(ValueError, match="22 rows"):
+    with pytest.raises(ValueError, match=r"\(22, 5\), and its similarities"):
         open_mined(tmp_path / "table", w.data)
     (tmp_path / "table" / "i2t.npy").write_bytes(b"no array")
     with pytest.raises(ValueError, match="not a readable"):
@@ -312,6 +320,20 @@ def test_draws_follow_their_law(how):
     assert (shares - expected).abs().max() < 4 * (expected.max() / pairs) ** 0.5
 
 
+def test_one_draw_goes_as_far_down_a_short_list_as_down_a_long_one():
+    """Not to the end of the short one and no further: that would be its least hard image nearly always."""
+    captions = np.array([[c for c in range(50) if c // 5 != i][:40] for i in range(10)])
+    images = np.array([[i for i in range(10) if i != c // 5][:4] + [-1] * 5 for c in range(50)])
+    draws = MemberDraws(table_of(captions, images), torch.arange(50) // 5, 40)
+    zeros = torch.zeros(8000, dtype=torch.long)
+    drawn = draws.draw(zeros, zeros, torch.Generator().manual_seed(0))
+    shares = torch.bincount(drawn.images[:, 0], minlength=10)[1:5] / 8000
+    assert (shares - 0.25).abs().max() < 0.03
+    assert MemberDraws(table_of(captions, images), torch.arange(50) // 5, 10**20).draw(
+        zeros[:3], zeros[:3], torch.Generator().manual_seed(0)
+    )
+
+
 def test_short_lists_are_drawn_from_as_far_as_they_go():
     draws = MemberDraws(table_of([[1, -1, -1], [0, -1, -1]], [[1, -1], [0, -1]]), torch.tensor([0, 1]), 300)
     drawn = draws.draw(torch.tensor([0, 1]), torch.tensor([0, 1]), torch.Generator().manual_seed(0))
@@ -362,3 +384,35 @@ def test_a_shortlist_is_put_in_the_order_of_another_model(tmp_path, guards, monk
     assert np.array_equal(table.images, images)
     with pytest.raises(ValueError, match="is of another model"):
         mine(lambda f: compared, w.data, tmp_path / "slow", wanted, model)
+
+
+@pytest.mark.parametrize("guards", [{"skip": 60}, {"skip": 10_000}, {"pairs": "nofile.csv"}, {"known": True}])
+def test_a_wrong_guard_costs_nothing_and_leaves_nothing(tmp_path, guards):
+    w = world()
+    given = guards | ({"pairs": tmp_path / "nofile.csv"} if "pairs" in guards else {})
+    with pytest.raises(ValueError, match=r"leaves no negatives|cannot be read|not known which"):
+        mine(lambda folder: pytest.fail("encoded"), w.data, tmp_path / "table", Wanted(5, 5, Guards(**given)), MODEL)
+    assert list(tmp_path.iterdir()) == []
+    for wrong, message in (((0, 5), "--top-captions"), ((5, 0), "--top-images")):
+        with pytest.raises(ValueError, match=message):
+            Wanted(*wrong)
+    with pytest.raises(ValueError, match="--guard-margin must be a number"):
+        Wanted(5, 5, Guards(margin=float("nan")))
+
+
+def test_a_file_of_pairs_that_was_edited_is_another_guard(tmp_path):
+    w, file = world(), tmp_path / "pairs.csv"
+    wanted = Wanted(5, 5, Guards(pairs=file))
+    file.write_text("0,10\n")
+    mine(products_of(w), w.data, tmp_path / "table", wanted, MODEL)
+    file.write_text("0,10\n1,11\n")
+    with pytest.raises(ValueError, match="is of other settings"):
+        mine(products_of(w), w.data, tmp_path / "table", wanted, MODEL)
+
+
+def test_lists_that_guards_emptied_are_counted(tmp_path):
+    w = world()
+    mine(products_of(w), w.data, tmp_path / "table", Wanted(5, 5, Guards(margin=1000.0)), MODEL)
+    assert read_empty(tmp_path / "table") == {"images": 23, "captions": 61}
+    with pytest.raises(ValueError, match="image 0 has no mined caption: its guards left nothing"):
+        MemberDraws(open_mined(tmp_path / "table", w.data), w.data.owners)

@@ -252,6 +252,9 @@ def test_settings_names_and_repr(name, without_shape_checks):
     for setting, value in itertools.product(("margin", "adapt_alpha"), (float("nan"), "much")):
         with pytest.raises(ValueError, match=setting):
             tercet.objective(name, **{setting: value})
+    for setting, value in (("detach_weights", "yes"), ("clamp_weights", 1)):
+        with pytest.raises(ValueError, match=f"{setting} must be one of True, False"):
+            tercet.objective(name, **{setting: value})
     with pytest.raises(ValueError, match="adapt_alpha must be a positive number"):
         tercet.objective(name, adapt_alpha=0)
 

@@ -21,9 +21,10 @@ from tercet.data.text.tokens import tokens_of
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.training import distributed
-from tercet.training.config import train_settings
+from tercet.training.config import defaults_for, train_settings
 from tercet.training.mine_settings import MineSettings
-from tercet.training.mining import mine_table
+from tercet.training.mined import member_draws
+from tercet.training.mining import mine_now, mine_table
 from tercet.training.step import Step
 from tests.objectives.test_offline import looped
 from tests.training.small import SMALL
@@ -231,9 +232,11 @@ def test_any_objective_may_use_mined_candidates(tmp_path, first_round):
         ({"round": 2}, "--round needs --mined"),
         ({"mine_every": 2}, "--mine-every needs --mined"),
         ({"mined_as_candidates": True}, "--mined-as-candidates needs --mined"),
-        ({"objective": "aoq", "mined": "nowhere"}, "nowhere: no folder there"),
+        ({"objective": "aoq", "mined": "nowhere"}, "nowhere: no mined table there"),
         ({"objective": "aoq", "mined": "TABLE", "data": "scenes:91"}, "mined from other data"),
         ({"objective": "aoq", "mined": "TABLE", "mined_top": 0}, "--mined-top must be"),
+        ({"mined_top": 5}, "--mined-top needs --mined"),
+        ({"mined_draw": "normal"}, "--mined-draw needs --mined"),
         (
             {"objective": "nt-xent", "mined": "TABLE", "mined_as_candidates": True, "positives": "diagonal"},
             "goes by ids",
@@ -281,7 +284,10 @@ def test_the_commands_go_one_after_the_other(tmp_path):
     tercet_("train", *small)
     run = only_run(tmp_path / "runs")
     said = tercet_("mine", str(run), "--data", "scenes:90")
-    assert f"mined/{run.name} is ready: 450 captions of each of 90 images, 90 images of each of 450 captions" in said
+    assert (
+        f"mined/{run.name} is ready: up to 445 captions of each of 90 images, up to 89 images of each of 450 captions"
+        in said
+    )
     assert "was there already" in tercet_("mine", str(run), "--data", "scenes:90")
     said = tercet_("train", *small, "--round", "2", "--mined", f"mined/{run.name}", "--start-from", str(run))
     assert "_aoq_" in said
@@ -313,3 +319,80 @@ def test_several_processes_make_the_steps_of_one(tmp_path, case):
     weights = [load_file(run / "weights.safetensors") for run in found]
     for other in weights[1:]:
         assert max((weights[0][name] - other[name]).abs().max().item() for name in other) < 1e-10
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "bfan", "features": "regions", "model_settings": {"joint_dim": 8, "word_dim": 8}},
+        {"model": "vsepp", "model_settings": {"joint_dim": 8, "word_dim": 8, "measure": "order"}},
+    ],
+)
+def test_models_that_compare_otherwise_mine_everything_too(tmp_path, given):
+    """Exhaustively, by the command and in the middle of training, equal to the model's own similarity of all pairs."""
+    given = SMALL | {"data": "scenes:30", "epochs": 2, "batch_size": 20, "positives": "ids"} | given
+    run = tercet.train(**given, runs=tmp_path / "runs").folder
+    features = given.get("features")
+    table = mine_table(
+        MineSettings(run, "scenes:30", tmp_path / "table", features=features, top_captions=9, top_images=4)
+    )
+    model = tercet.load(run)
+    split = scenes("train", 30).as_split(features or "global")
+    data = paired("scenes", split, captions=tokens_of(split.texts, model.reading.vocabulary))
+    with torch.no_grad():
+        S = model.similarity(
+            model.encode_images(*data.images.take(torch.arange(30))),
+            model.encode_captions(*data.captions.take(torch.arange(150))),
+        )
+    S[data.owners, torch.arange(150)] = -torch.inf
+    assert_close(torch.from_numpy(np.array(table.caption_similarity)), S.topk(9, dim=1).values, atol=1e-5, rtol=1e-5)
+    assert_close(torch.from_numpy(np.array(table.image_similarity)), S.T.topk(4, dim=1).values, atol=1e-5, rtol=1e-5)
+    second = given | {"objective": "aoq", "mined": str(tmp_path / "table"), "mine_every": 1}
+    assert tercet.train(**second, runs=tmp_path / "runs").metrics
+
+
+def test_a_refresh_in_double_precision(tmp_path, first_round):
+    given = SMALL | SECOND | {"mined": str(first_round[1]), "mine_every": 1, "precision": "float64"}
+    assert tercet.train(**given, runs=tmp_path).metrics
+
+
+def test_the_first_objective_gets_all_its_members():
+    """Though the main one looks at fewer."""
+    data, _ = world("heads")
+    table = random_table(data)
+    objectives = tercet.objective("aoq"), tercet.objective("off-tri")
+    settings = train_settings(SMALL | {"objective": "off-tri", "first_objective": "aoq", "mined": "t"})
+    assert member_draws(table, data, settings, objectives).couples == 2
+    assert member_draws(table, data, settings, objectives[1:]).couples == 1
+
+
+def test_a_refresh_keeps_the_guards_and_no_more_tables_than_needed(tmp_path, first_round):
+    run, _ = first_round
+    table = tmp_path / "guarded"
+    mine_table(MineSettings(run, SMALL["data"], table, top_captions=40, top_images=8, guard_known=True, guard_skip=1))
+    seen = []
+    from tercet.training import loop as module
+
+    def kept(model, data, folder, like, weights):
+        made = mine_now(model, data, folder, like, weights)
+        manifest = json.loads((folder / "mined.json").read_text())
+        seen.append((manifest["wanted"]["guards"], sorted(f.name for f in folder.parent.glob("mined_*"))))
+        return made
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "mine_now", kept)
+        given = SMALL | SECOND | {"mined": str(table), "mine_every": 1, "epochs": 5, "epoch_steps": 2}
+        tercet.train(**given, runs=tmp_path / "runs")
+    assert [guards["known"] for guards, _ in seen] == [True] * 4
+    assert [guards["skip"] for guards, _ in seen] == [1] * 4
+    assert seen[-1][1] == ["mined_2", "mined_3", "mined_4"]  # before the oldest of them goes
+
+
+def test_a_second_round_asked_for_beside_a_file_of_settings(tmp_path):
+    config = tmp_path / "some.json"
+    config.write_text(json.dumps({"mined": "somewhere"}))
+    found = defaults_for(["--model", "bfan-f30k", "--config", str(config), "--round", "2"])
+    assert (found.objective, found.decay_epochs, found.mined) == ("aoq", (10,), "somewhere")
+    with pytest.raises(ValueError, match="--round needs --mined"):
+        defaults_for(["--model", "bfan-f30k", "--round", "2"])
+    assert defaults_for(["--model", "bfan-f30k", "--round", "2", "--help"]).epochs == 15

@@ -10,12 +10,23 @@ from tercet.objectives import objective
 from tercet.objectives.catalogue import CATALOGUE, nearest
 from tercet.objectives.from_file import is_file_name
 from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS
-from tercet.training.settings import CONDUCT, KNOWN, named_values
+from tercet.training.settings import CONDUCT, KNOWN, NEED_A_TABLE, named_values
 
 SEVERAL_CAPTIONS = {"smooth-ap": 5}  # captions an image in a step, as in the study of SmoothAP for retrieval
 # Rows share the data as it was opened for all, and are carried out alike.
 SAME_FOR_ALL = ("train_split", "validation_split", "test_split", "picture_side", "warp", *CONDUCT)
-CHOSEN_ELSEWHERE = ("data", "model", "objective", "objective_settings", "seed", "runs", "config", "features", "images")
+CHOSEN_ELSEWHERE = (
+    "data",
+    "model",
+    "mined",
+    "objective",
+    "objective_settings",
+    "seed",
+    "runs",
+    "config",
+    "features",
+    "images",
+)
 
 GRIDS: dict[str, tuple[str, ...]] = {
     "goal": tuple(f"{T}/{P}" for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS),
@@ -62,17 +73,26 @@ def contestants_of(settings: CompareSettings) -> list[Contestant]:
             ]
             if len(settings.models) > 1:
                 shown.insert(0, model)
-            trained = train | varied
-            if objective(parsed).takes_mined:
-                if settings.mined is None and "mined" not in settings.train:
-                    raise ValueError(f"{parsed} needs --mined: `tercet mine` writes a table of hard negatives")
-                trained |= {} if settings.mined is None else {"mined": settings.mined}
+            trained = _with_table(parsed, train | varied, settings)
             made.append(Contestant(" ".join(shown), parsed, model, objective_settings, trained))
     shown_names = [contestant.name for contestant in made]
     for name in shown_names:
         if shown_names.count(name) > 1:
             raise ValueError(f"objectives name {name} more than once")
     return made
+
+
+def _with_table(name: str, train: dict[str, Any], settings: CompareSettings) -> dict[str, Any]:
+    """The mined table, and what is asked of it, for those that look at it; the others have none."""
+    asked = {key: value for key, value in settings.train.items() if key in NEED_A_TABLE}
+    takes = objective(name).takes_mined
+    if not takes and not (asked | train).get("mined_as_candidates"):
+        return train
+    if settings.mined is None:
+        raise ValueError(f"{name} needs --mined: `tercet mine` writes a table of hard negatives")
+    if takes:
+        asked.pop("mined_as_candidates", None)
+    return {"mined": settings.mined, **asked, **train}
 
 
 def _check_settings(settings: CompareSettings) -> None:

@@ -8,7 +8,7 @@ from tercet.comparison.contestants import SEVERAL_CAPTIONS, Contestant
 from tercet.comparison.settings import CompareSettings
 from tercet.training.config import train_settings
 from tercet.training.ready import Ready, make_ready
-from tercet.training.settings import TrainSettings
+from tercet.training.settings import NEED_A_TABLE, TrainSettings
 
 SCENES_EPOCHS = 6
 Readies = Mapping[str, Ready]
@@ -37,7 +37,8 @@ def common_settings(settings: CompareSettings, data: str) -> dict[str, Any]:
         "runs": settings.runs,
     }
     epochs = settings.epochs or (SCENES_EPOCHS if data.split(":")[0] == "scenes" else None)
-    return common | ({} if epochs is None else {"epochs": epochs}) | settings.train
+    train = {name: value for name, value in settings.train.items() if name not in NEED_A_TABLE}
+    return common | ({} if epochs is None else {"epochs": epochs}) | train
 
 
 def make_all_ready(contestants: Sequence[Contestant], common: Mapping[str, Any]) -> dict[str, Ready]:

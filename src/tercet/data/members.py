@@ -15,6 +15,8 @@ How = Literal["uniform", "normal", "similarity"]
 SPREAD = 1 / 6  # of normal draws, as a share of the top list: three deviations reach its ends
 TEMPERATURE = 0.1  # of draws by similarity
 
+LOOSEN = ": its guards left nothing of that list; mine again with looser ones"
+
 
 class Drawn(NamedTuple):
     """Of each pair (i, t): images i-, i-' and captions t-, t-', by their numbers."""
@@ -46,10 +48,10 @@ class MemberDraws:
             raise ValueError(f"{self.table.place} has no similarities to draw by: draw uniformly, or mine it again")
         empty = np.flatnonzero(self.table.captions[:, 0] < 0)
         if len(empty):
-            raise ValueError(f"{self.table.place}: image {empty[0]} has no mined caption")
+            raise ValueError(f"{self.table.place}: image {empty[0]} has no mined caption{LOOSEN}")
         empty = np.flatnonzero(self.table.images[:, 0] < 0)
         if len(empty):
-            raise ValueError(f"{self.table.place}: caption {empty[0]} has no mined image")
+            raise ValueError(f"{self.table.place}: caption {empty[0]} has no mined image{LOOSEN}")
 
     def draw(self, images: Int[Tensor, " pair"], captions: Int[Tensor, " pair"], generator: torch.Generator) -> Drawn:
         listed = torch.from_numpy(self.table.captions[images.numpy(), : self.top])
@@ -65,10 +67,12 @@ class MemberDraws:
         chance: Float[Tensor, " pair"],
     ) -> Drawn:
         """For these places in the lists; `chance`, from 0 to below 1, chooses among the captions of i-."""
-        t = torch.from_numpy(self.table.captions[images.numpy(), place.numpy()]).long()
-        listed = torch.from_numpy(self.table.images[captions.numpy(), : self.top_images])
-        place_of_image = torch.minimum(place * self.top_images // self.top, (listed >= 0).sum(dim=1) - 1)
-        i = listed.gather(1, place_of_image[:, None])[:, 0].long()
+        of_images = torch.from_numpy(self.table.captions[images.numpy(), : self.top]).long()
+        of_captions = torch.from_numpy(self.table.images[captions.numpy(), : self.top_images]).long()
+        t = of_images.gather(1, place[:, None])[:, 0]
+        # As far down the one list as down the other, however long they are.
+        there, images_there = (of_images >= 0).sum(dim=1), (of_captions >= 0).sum(dim=1)
+        i = of_captions.gather(1, (place * images_there // there)[:, None])[:, 0]
         count = self._counts[i]
         other = self._by_owner[self._starts[i] + (chance * count).long().clamp(max=count - 1)]
         second = (i, t) if self.couples == 1 else (self.owners[t], other)

@@ -45,15 +45,44 @@ def open_mined(folder: str | Path, data: PairedData) -> MinedTable:
         files = [folder / f"{which}.npy" for which in (I2T, T2I)]
         similarities = [_mapped(folder / f"{which}_similarity.npy", np.float32) for which in (I2T, T2I)]
     captions, images = (_mapped(file, np.int32) for file in files)
+    for array, beside, file in zip((captions, images), similarities, files, strict=True):
+        if not array.shape[1]:
+            raise ValueError(f"{file}: its lists are empty")
+        if beside is not None and beside.shape != array.shape:
+            raise ValueError(f"{file}: {array.shape}, and its similarities are {beside.shape}: one of them is damaged")
     _check_rows(captions, files[0], len(data.images), len(data.owners), "image", "captions")
     _check_rows(images, files[1], len(data.owners), len(data.images), "caption", "images")
+    if (folder / MANIFEST).is_file() and checksum_of(lists_in(folder)) != checksum:
+        raise ValueError(f"{folder}: its files are not those it was finished with: they were altered or are damaged")
     return MinedTable(captions, images, str(folder), checksum, *similarities)
+
+
+def lists_in(folder: Path) -> list[Path]:
+    """The files of a table, in the order of its checksum."""
+    return [folder / f"{which}{tail}.npy" for which in (I2T, T2I) for tail in ("", "_similarity")]
+
+
+def guards_of(folder: str | Path) -> dict[str, Any]:
+    """What its manifest says of guards; nothing for the authors' lists."""
+    if not (Path(folder) / MANIFEST).is_file():
+        return {}
+    found: dict[str, Any] = _manifest(Path(folder)).get("wanted", {}).get("guards", {})
+    return found
+
+
+def read_empty(folder: str | Path) -> dict[str, int]:
+    """How many images and captions have no list, by its manifest."""
+    return {"images": 0, "captions": 0} | dict(_manifest(Path(folder)).get("empty", {}))
+
+
+def is_shortlisted(folder: str | Path) -> bool:
+    return (Path(folder) / MANIFEST).is_file() and "shortlist" in _manifest(Path(folder)).get("model", {})
 
 
 def table_checksum(folder: Path) -> str:
     """Of the lists, whoever wrote them."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no folder there; `tercet mine` writes one")
+        raise ValueError(f"{folder}: no mined table there; `tercet mine` writes one, --mined says where it is")
     if (folder / MANIFEST).is_file():
         return str(_manifest(folder)["checksum"])
     return checksum_of(_authors_file(folder, which) for which in (I2T, T2I))

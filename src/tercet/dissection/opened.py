@@ -188,9 +188,7 @@ def open_run_folder(
     retriever = load(folder)
     made, _, identity = resolve(settings)
     kept = runs.read_settings(folder)
-    for source, which in (("objective_source", settings.objective), ("first_source", settings.first_objective)):
-        if kept.get(source) != identity[source]:
-            raise ValueError(f"{which} was edited since {folder.name} was trained with it")
+    _check_sources(folder, settings, kept, identity)
     try:
         ready = make_ready(settings)
     except OSError as error:
@@ -204,3 +202,12 @@ def open_run_folder(
     if mined is not None:
         settings = replace(settings, mined=str(mined))
     return Opened(folder, settings, objective, retriever, ready)
+
+
+def _check_sources(folder: Path, settings: TrainSettings, kept: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Files besides the data that made the run are what they were."""
+    for source, which in (("objective_source", settings.objective), ("first_source", settings.first_objective)):
+        if kept.get(source) != identity[source]:
+            raise ValueError(f"{which} was edited since {folder.name} was trained with it")
+    if kept.get("mined_checksum") != identity["mined_checksum"]:
+        raise ValueError(f"{settings.mined} is not the mined table that {folder.name} was trained with")

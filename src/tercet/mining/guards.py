@@ -73,9 +73,9 @@ def caps_of(compared: Compared, data: PairedData, guards: Guards) -> tuple[Tenso
     return best - guards.margin, positive - guards.margin
 
 
-def counted(left_out: LeftOut, guards: Guards, anchors: int, over: list[int]) -> dict[str, int]:
-    """How many pairs each guard that was asked for has left out, for the manifest."""
-    counts = left_out.counts | ({"skip": guards.skip * anchors} if guards.skip else {})
+def counted(left_out: LeftOut, guards: Guards, over: list[int]) -> dict[str, int]:
+    """How many each guard that was asked for has left out. `over`: by margin, both ways, and by skip."""
+    counts = left_out.counts | ({"skip": over[2]} if guards.skip else {})
     return counts if guards.margin is None else counts | {"margin_i2t": over[0], "margin_t2i": over[1]}
 
 

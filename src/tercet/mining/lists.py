@@ -19,10 +19,11 @@ class Lists:
 
     def write(
         self, rows: slice, candidate: Int[Tensor, "anchor k"], similarity: Float[Tensor, "anchor k"], *, skip: int
-    ) -> None:
-        """Without the first `skip` ranks."""
+    ) -> int:
+        """Without the first `skip` ranks; how many entries that left out."""
         for part, found in zip(self.parts, (candidate, similarity), strict=True):
             part[rows] = found[:, skip : skip + self.k].numpy()
+        return int((candidate[:, :skip] >= 0).sum())
 
     def flush(self) -> None:
         for part in self.parts:

@@ -5,6 +5,7 @@ those of the captions wait for the last. What they are so far is saved now and t
 """
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable
@@ -12,12 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from tercet.data.lines import read_json
-from tercet.data.mined import CAPTIONS, I2T, IMAGES, MANIFEST, T2I, MinedTable, checksum_of
+from tercet.data.mined import CAPTIONS, I2T, IMAGES, MANIFEST, T2I, MinedTable, checksum_of, lists_in
 from tercet.data.pairs import PairedData
 from tercet.data.whole import LOCK, alone
 from tercet.mining.best import Best
@@ -26,7 +28,7 @@ from tercet.mining.lists import Lists
 from tercet.mining.shortlist import reordered
 from tercet.similarity import Compared
 
-ROWS, COLUMNS = 1024, 8192  # of a block: 32 MB of similarities
+COLUMNS = 8192  # captions of a block; with 1,024 images, 32 MB of similarities
 PROGRESS = "progress.safetensors"
 SAVED_EVERY = 60.0  # seconds; what was found since is lost by a kill
 
@@ -42,9 +44,24 @@ class Wanted:
     def __post_init__(self) -> None:
         for name in ("captions", "images"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(f"--top-{name} must be at least 1, got {getattr(self, name)}")
         if self.guards.skip < 0:
             raise ValueError(f"--guard-skip must be at least 0, got {self.guards.skip}")
+        if self.guards.margin is not None and not math.isfinite(self.guards.margin):
+            raise ValueError(f"--guard-margin must be a number, got {self.guards.margin}")
+
+    def lengths(self, data: PairedData) -> tuple[int, int]:
+        """Of the lists of images and of captions, skipped ranks aside: no longer than there are others' items."""
+        fewest = int(data.owners.bincount(minlength=len(data.images)).min()) if len(data.owners) else 0
+        others = len(data.owners) - fewest, len(data.images) - 1
+        wanted, skip = (self.captions, self.images), self.guards.skip
+        found = [min(k + skip, there) - skip for k, there in zip(wanted, others, strict=True)]
+        if min(found) < 1:
+            raise ValueError(
+                f"of {len(data.images):,} images and {len(data.owners):,} captions --guard-skip {skip} "
+                "leaves no negatives"
+            )
+        return found[0], found[1]
 
 
 Advance = Callable[[int, int], None]
@@ -70,6 +87,8 @@ def mine(
     if shortlist is not None:
         model = model | {"shortlist": shortlist.checksum}
     plan = plan_of(data, wanted, model)
+    wanted.lengths(data)
+    left_out = LeftOut(data, wanted.guards)  # before anything is written: a wrong guard costs nothing
     if target.exists():
         must_equal(plan, target)
         return False
@@ -82,28 +101,33 @@ def mine(
             _write_json(unfinished / MANIFEST, plan)
         compared = compare(unfinished)
         if shortlist is None:
-            counts = _swept(compared, data, unfinished, wanted, advance, saved_every)
+            counts = _swept(compared, data, unfinished, wanted, left_out, advance, saved_every)
         else:
-            counts = reordered(compared, data, unfinished, wanted, shortlist, advance)
-        finish(unfinished, target, plan | {"left_out": counts})
+            counts = reordered(compared, data, unfinished, wanted, left_out, shortlist, advance)
+        finish(unfinished, target, plan | {"left_out": counts, "empty": _empty(unfinished)})
     return True
 
 
 def _swept(
-    compared: Compared, data: PairedData, folder: Path, wanted: Wanted, advance: Advance, saved_every: float
+    compared: Compared,
+    data: PairedData,
+    folder: Path,
+    wanted: Wanted,
+    left_out: LeftOut,
+    advance: Advance,
+    saved_every: float,
 ) -> dict[str, int]:
     images, captions, skip = len(data.images), len(data.owners), wanted.guards.skip
-    k, j = min(wanted.captions + skip, captions), min(wanted.images + skip, images)
-    left_out = LeftOut(data, wanted.guards)
+    k, j = (length + skip for length in wanted.lengths(data))
     caps = caps_of(compared, data, wanted.guards)
-    of_captions, start, over = Best(captions, j), 0, [0, 0]
+    of_captions, start, over = Best(captions, j), 0, [0, 0, 0]
     lists = Lists(folder, I2T, images, k - skip)
     if (folder / PROGRESS).is_file():
         start, over = _restored(folder / PROGRESS, of_captions)
     advance(start, images)
     saved = time.monotonic()
-    for top in range(start, images, ROWS):
-        rows = slice(top, min(top + ROWS, images))
+    for top in range(start, images, compared.rows):
+        rows = slice(top, min(top + compared.rows, images))
         of_images = Best(rows.stop - top, k)
         for left in range(0, captions, COLUMNS):
             columns = slice(left, min(left + COLUMNS, captions))
@@ -113,7 +137,7 @@ def _swept(
             of_images.update(seen, slice(0, rows.stop - top), left, images=True)
             seen = _under(block, None if caps is None else caps[1][columns], over, 1)
             of_captions.update(seen, columns, top, images=False)
-        lists.write(rows, *of_images.result(), skip=skip)
+        over[2] += lists.write(rows, *of_images.result(), skip=skip)
         if time.monotonic() - saved >= saved_every:
             lists.flush()
             _save(folder / PROGRESS, of_captions, rows.stop, over)
@@ -121,9 +145,9 @@ def _swept(
         advance(rows.stop, images)
     lists.flush()
     lists = Lists(folder, T2I, captions, j - skip)
-    lists.write(slice(0, captions), *of_captions.result(), skip=skip)
+    over[2] += lists.write(slice(0, captions), *of_captions.result(), skip=skip)
     lists.flush()
-    return counted(left_out, wanted.guards, images + captions, over)
+    return counted(left_out, wanted.guards, over)
 
 
 def _under(block: Float[Tensor, "image caption"], cap: Tensor | None, over: list[int], side: int) -> Tensor:
@@ -155,7 +179,7 @@ def _restored(file: Path, best: Best) -> tuple[int, list[int]]:
 
 def plan_of(data: PairedData, wanted: Wanted, model: dict[str, Any]) -> dict[str, Any]:
     """What the table is of, ready for JSON."""
-    content = {
+    content: dict[str, Any] = {
         "what": "mined",
         "model": model,
         "data": {
@@ -166,6 +190,8 @@ def plan_of(data: PairedData, wanted: Wanted, model: dict[str, Any]) -> dict[str
         },
         "wanted": asdict(wanted),
     }
+    if wanted.guards.pairs is not None and wanted.guards.pairs.is_file():
+        content["wanted"]["guards"]["pairs_checksum"] = checksum_of([wanted.guards.pairs])
     kept: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return kept
 
@@ -182,9 +208,15 @@ def must_equal(plan: dict[str, Any], folder: Path) -> None:
             )
 
 
+def _empty(folder: Path) -> dict[str, int]:
+    """Anchors of which guards left nothing."""
+    firsts = {which: np.load(folder / f"{which}.npy", mmap_mode="r")[:, 0] for which in (I2T, T2I)}
+    return {"images": int((firsts[I2T] < 0).sum()), "captions": int((firsts[T2I] < 0).sum())}
+
+
 def finish(unfinished: Path, target: Path, manifest: dict[str, Any]) -> None:
     """The manifest with a checksum of all lists; then the folder takes its name."""
-    lists = [unfinished / f"{which}{tail}.npy" for which in (I2T, T2I) for tail in ("", "_similarity")]
+    lists = lists_in(unfinished)
     _write_json(unfinished / MANIFEST, manifest | {"checksum": checksum_of(lists)})
     for file in unfinished.iterdir():
         if file not in lists and file.name not in (MANIFEST, LOCK):

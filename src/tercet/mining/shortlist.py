@@ -29,11 +29,12 @@ def reordered(
     data: PairedData,
     folder: Path,
     wanted: "Wanted",
+    left_out: LeftOut,
     shortlist: MinedTable,
     advance: Callable[[int, int], None],
 ) -> dict[str, int]:
     """Each list by itself, a piece at a time: after a kill it goes on with the next piece."""
-    left_out, caps = LeftOut(data, wanted.guards), caps_of(compared, data, wanted.guards)
+    caps = caps_of(compared, data, wanted.guards)
     progress = _read(folder / PROGRESS)
     total, captions, skip = len(data.images) + len(data.owners), len(data.owners), wanted.guards.skip
     for side, (which, listed, k) in enumerate(
@@ -53,12 +54,12 @@ def reordered(
                 over = found > caps[side][anchor[there]]
                 progress["over"][side] += int(over.sum())
                 found[over] = -torch.inf
-            lists.write(rows, *_in_order(candidate, there, found), skip=skip)
+            progress["over"][2] += lists.write(rows, *_in_order(candidate, there, found), skip=skip)
             lists.flush()
             progress["done"][side] = rows.stop
             _write(folder / PROGRESS, progress)
             advance(sum(progress["done"]), total)
-    return counted(left_out, wanted.guards, total, progress["over"])
+    return counted(left_out, wanted.guards, progress["over"])
 
 
 def _in_order(
@@ -72,7 +73,7 @@ def _in_order(
 
 def _read(file: Path) -> dict[str, list[int]]:
     if not file.is_file():
-        return {"done": [0, 0], "over": [0, 0]}
+        return {"done": [0, 0], "over": [0, 0, 0]}
     content: dict[str, list[int]] = json.loads(file.read_text(encoding="utf-8"))
     return content
 

@@ -64,6 +64,8 @@ class Offline(RowObjective):
         require_one_of(self, "kind", KINDS)
         require_numbers(self, "margin", "mined_margin", "adapt_beta")
         require_positive(self, "adapt_alpha")
+        for setting in ("detach_weights", "clamp_weights"):
+            require_one_of(self, setting, (True, False))
 
     @property
     def name(self) -> str:

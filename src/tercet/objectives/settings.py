@@ -18,7 +18,7 @@ def require_positive(objective: object, *names: str) -> None:
             raise ValueError(f"{name} must be a positive number, got {getattr(objective, name)!r}")
 
 
-def require_one_of(objective: object, name: str, allowed: tuple[str, ...]) -> None:
+def require_one_of(objective: object, name: str, allowed: tuple[str | bool, ...]) -> None:
     given = getattr(objective, name)
-    if given not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {given!r}")
+    if not any(given == each and type(given) is type(each) for each in allowed):  # 1 is not True
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {given!r}")

@@ -11,6 +11,7 @@ from tercet.contracts import Similarity
 from tercet.similarity.ragged import Ragged
 
 PAIRS_AT_ONCE = 4096
+ROWS_OF_PARTS = 64
 Encoded = Tensor | Ragged
 
 
@@ -19,12 +20,14 @@ class Compared(NamedTuple):
     """Of these images with these captions: a new matrix, which may be written to."""
     of_pairs: Callable[[Int[Tensor, " pair"], Int[Tensor, " pair"]], Float[Tensor, " pair"]]
     """Of image k of the first list with caption k of the second."""
+    rows: int = 1024
+    """Images of a block: few where comparing takes long, so that little is lost by a kill."""
 
 
-@torch.inference_mode()
 def _block(model: Any, images: Encoded, captions: Encoded, rows: slice, columns: slice) -> Tensor:
-    found = model.similarity(_placed(model, images[rows][:]), _placed(model, captions[columns][:]))
-    return found.cpu().float().clone()
+    with torch.inference_mode():
+        found = model.similarity(_placed(model, images[rows][:]), _placed(model, captions[columns][:]))
+    return found.cpu().float().clone()  # outside, or it could not be written to
 
 
 def compared(model: Any, images: Encoded, captions: Encoded) -> Compared:
@@ -41,7 +44,7 @@ def compared(model: Any, images: Encoded, captions: Encoded) -> Compared:
             ]
         return torch.cat(found).float().clone() if found else torch.zeros(0)
 
-    return Compared(lambda rows, columns: _block(model, images, captions, rows, columns), of_pairs)
+    return Compared(lambda rows, columns: _block(model, images, captions, rows, columns), of_pairs, ROWS_OF_PARTS)
 
 
 def compared_by_products(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Compared:
@@ -50,6 +53,7 @@ def compared_by_products(images: Float[Tensor, "image dim"], captions: Float[Ten
         found = [torch.linalg.vecdot(images[i], captions[c]) for i, c in parts]
         return torch.cat(found) if found else torch.zeros(0)
 
+    images, captions = images.float(), captions.float()
     return Compared(lambda rows, columns: images[rows] @ captions[columns].T, of_pairs)
 
 

@@ -54,8 +54,8 @@ def read_config(file: Path) -> dict[str, Any]:
 def defaults_for(arguments: Sequence[str]) -> TrainSettings:
     """Of a command line: what its --model and --config say, so that --help shows the values of the recipe."""
     given: dict[str, Any] = {name: _value(arguments, f"--{name}") for name in ("model", "config", "schedule", "mined")}
-    if _value(arguments, "--round") == "2" and given["mined"] is not None:
-        given["round"] = 2
+    if _value(arguments, "--round") == "2" and not {"-h", "--help"} & set(arguments):
+        given["round"] = 2  # with no table anywhere, --config included, that is told at once
     return train_settings({name: value for name, value in given.items() if value is not None})
 
 

@@ -4,6 +4,7 @@ All that is random in a step comes from the seed of that step, so a run that was
 steps that one that was never stopped makes.
 """
 
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -94,7 +95,7 @@ class Loop:
             settings.ignore_equal_text,
             crop=crop,
             diagonal=settings.positives == "diagonal",
-            members=None if mined is None else member_draws(mined, data, settings, objectives[1]),
+            members=None if mined is None else member_draws(mined, data, settings, objectives),
             as_candidates=settings.mined_as_candidates,
         )
         self.steps_an_epoch = settings.epoch_steps or len(self._pass(0)) // settings.accumulate
@@ -193,8 +194,10 @@ class Loop:
             if epoch == since and not self.place.position:
                 self.report.say(f"mines the training set again before epoch {epoch + 1}")
             mine_now(self.model, self.data, folder, table, f"epoch {since}")
+            for old in range(every, since - every, every):  # the one before may still be gone back to
+                shutil.rmtree(self.folder / runs.STATE / f"mined_{old}", ignore_errors=True)
         distributed.wait_for_all()
-        draws = member_draws(open_mined(folder, self.data), self.data, self.settings, self.objectives[1])
+        draws = member_draws(open_mined(folder, self.data), self.data, self.settings, self.objectives)
         self.batches = replace(self.batches, members=draws)
 
     def _meetings(self, epoch: int) -> list[Meeting]:

@@ -1,5 +1,6 @@
 """Mined negatives in training: which table, whether it is wanted, and the similarities of a pair's members."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +33,11 @@ def check_wanted(objective: RowObjective, first: RowObjective | None, settings: 
         )
 
 
-def member_draws(table: MinedTable, data: PairedData, settings: TrainSettings, objective: RowObjective) -> MemberDraws:
-    couples = objective.members if isinstance(objective, Offline) else 1
+def member_draws(
+    table: MinedTable, data: PairedData, settings: TrainSettings, objectives: Sequence[RowObjective]
+) -> MemberDraws:
+    """As many couples as any of the objectives looks at."""
+    couples = max([objective.members for objective in objectives if isinstance(objective, Offline)], default=1)
     return MemberDraws(table, data.owners, settings.mined_top, settings.mined_draw, couples)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tercet.data.formats import open_data
-from tercet.data.mined import MinedTable, open_mined
+from tercet.data.mined import MinedTable, guards_of, is_shortlisted, open_mined, read_empty
 from tercet.data.pairs import PairedData
 from tercet.mining.guards import Guards
 from tercet.mining.mine import Advance, Wanted, mine
@@ -43,15 +43,29 @@ def mine_table(settings: MineSettings) -> MinedTable:
         made = mine(compare, side, target, wanted, about, shortlist=shortlist, advance=bar.advance)
     table = open_mined(target, side)
     print(f"{target} {'is ready' if made else 'was there already'}: {_described(table)}")
+    empty = read_empty(target)
+    if any(empty.values()):
+        print(
+            f"guards left nothing for {empty['images']:,} images and {empty['captions']:,} captions: training will "
+            "refuse it; mine again with looser ones",
+            file=sys.stderr,
+        )
     return table
 
 
 def mine_now(model: Any, data: PairedData, folder: Path, like: MinedTable, weights: str) -> MinedTable:
-    """Lists as long as those of another table, with the weights of the moment."""
-    wanted = Wanted(like.captions.shape[1], like.images.shape[1])
-    about = {"weights": weights}
-    mine(lambda _: compared(model, *encoded(model, data)), data, folder, wanted, about)
+    """As another table was: lists of that length, the same guards; where it was a shortlist's, its own pairs alone."""
+    given = {name: value for name, value in guards_of(like.place).items() if name != "pairs_checksum"}
+    guards = Guards(**given | {"pairs": Path(given["pairs"])} if given.get("pairs") else given)
+    wanted = Wanted(like.captions.shape[1], like.images.shape[1], guards)
+    shortlist = like if is_shortlisted(like.place) else None
+    compare = partial(_compared_now, model, data)
+    mine(compare, data, folder, wanted, {"weights": weights}, shortlist=shortlist)
     return open_mined(folder, data)
+
+
+def _compared_now(model: Any, data: PairedData, folder: Path) -> Compared:
+    return compared(model, *encoded(model, data))
 
 
 def compared_sides(
@@ -80,8 +94,8 @@ def compared_sides(
 def _described(table: MinedTable) -> str:
     images, captions = len(table.captions), len(table.images)
     return (
-        f"{table.captions.shape[1]:,} captions of each of {images:,} images, {table.images.shape[1]:,} images of each "
-        f"of {captions:,} captions; tercet train --mined takes it"
+        f"up to {table.captions.shape[1]:,} captions of each of {images:,} images, up to {table.images.shape[1]:,} "
+        f"images of each of {captions:,} captions; for tercet train --mined"
     )
 
 

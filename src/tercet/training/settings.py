@@ -192,6 +192,7 @@ class TrainSettings:
 
 # How a run is carried out, not what it is: two runs that differ in these alone are the same run.
 CONDUCT = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
+NEED_A_TABLE = ("mined_as_candidates", "mine_every", "round", "mined_top", "mined_draw")
 WEIGHTS_OF_LOSSES = ("caption_weight", "match_weight", "objective_weight")
 KNOWN = [item.name for item in fields(TrainSettings)]
 WHOLE = {"epochs": 1, "batch_size": 2, "accumulate": 1, "checkpoint_every": 1, "workers": 0, "cocos_every": 0}
@@ -262,8 +263,8 @@ def _check_shares(settings: TrainSettings) -> None:
 
 def _check_mined(settings: TrainSettings) -> None:
     if settings.mined is None:
-        for name, unused in (("mined_as_candidates", False), ("mine_every", None), ("round", 1)):
-            if getattr(settings, name) != unused:
+        for name in NEED_A_TABLE:
+            if getattr(settings, name) != TrainSettings.__dataclass_fields__[name].default:
                 raise ValueError(f"{flag(name)} needs --mined: `tercet mine` writes such a table")
     if settings.mined_as_candidates:
         for name in ("caption_weight", "match_weight"):
