@@ -76,7 +76,8 @@ def flickr8k_line_of(run: Path, section: str) -> dict:
     counted = [
         json.loads(text)["cocos"] for text in (run / "metrics.jsonl").read_text().splitlines() if '"cocos"' in text
     ]
-    line["contributing_negatives"] = round(mean(mean(each[side]["negatives"] for side in each) for each in counted), 4)
+    of_both = [mean(each[side]["negatives"] for side in ("i2t", "t2i")) for each in counted]
+    line["contributing_negatives"] = round(mean(of_both), 4)
     line["metrics"] = {name: round(v, 6) if isinstance(v, float) else v for name, v in line["metrics"].items()}
     with np.load(run / "ranks.npz") as ranks:
         line["per_image"] = flickr8k.packed(dict(ranks))
