@@ -93,8 +93,8 @@ def about(system: str, runs: dict) -> str:
         text += (
             " The first third of round 1 is trained with triplet. Steps were chosen so that a run takes at most six "
             "minutes on a core of its own, which these had to share: this is the beginning of training, and what the "
-            "weights lack most is steps. So triplet-sh also stands there with three times the steps, which take about as "
-            "long as those of aoq."
+            "weights lack most is steps. So triplet-sh also stands there with three times the steps, which take about "
+            "as long as those of aoq."
         )
     return text
 
