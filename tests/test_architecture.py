@@ -57,7 +57,7 @@ MAY_IMPORT = {
         "comparison",
         "pages",
     },
-    "search": {"contracts", "data", "retriever", "training"},
+    "search": {"contracts", "data", "similarity", "objectives", "analysis", "runs", "retriever", "training", "pages"},
     "cli": {"search", "dissection", "comparison", "data", "retriever", "training"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}

@@ -80,12 +80,7 @@ class Retriever(nn.Module):
             return self._embed_texts(texts)
 
     def _embed_texts(self, texts: Sequence[str]) -> Tensor:
-        if isinstance(texts, str):
-            raise ValueError(f"embed_texts takes a list of texts, got one: write embed_texts([{texts!r}])")
-        for number, text in enumerate(texts):
-            why = no_caption(text)
-            if why:
-                raise ValueError(f"text {number}: {why}")
+        _check_texts(texts)
         if self.reading.text_encoder is not None:
             self._text_encoder = self._text_encoder or text_encoder(self.reading.text_encoder)
             return self._in_parts(lambda part: (self._text_encoder.encode(part), None), texts, self.encode_captions)
@@ -101,6 +96,18 @@ class Retriever(nn.Module):
             raise ValueError("embed_pictures takes a list of pictures, got one: put it in [ ]")
         with _evaluating(self.model):
             return self._in_parts(self._seen, pictures, self.encode_images)
+
+    def see(self, pictures: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
+        """What `encode_images` takes, on the model's device."""
+        return self._placed(*self._seen(pictures))
+
+    def read(self, texts: Sequence[str]) -> tuple[Tensor, Int[Tensor, " text"]]:
+        """What `encode_captions` takes, for a model that reads words or tokens."""
+        _check_texts(texts)
+        tokens = self._tokens(texts)
+        ids, lengths = self._placed(*tokens.take(torch.arange(len(texts))))
+        assert lengths is not None
+        return ids, lengths
 
     def _in_parts(self, read: Any, items: Sequence[Any], encode: Any) -> Tensor:
         parts = [items[start : start + PICTURES_AT_ONCE] for start in range(0, len(items), PICTURES_AT_ONCE)]
@@ -163,6 +170,15 @@ class Retriever(nn.Module):
         from safetensors.torch import save
 
         return save({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()})
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if isinstance(texts, str):
+        raise ValueError(f"embed_texts takes a list of texts, got one: write embed_texts([{texts!r}])")
+    for number, text in enumerate(texts):
+        why = no_caption(text)
+        if why:
+            raise ValueError(f"text {number}: {why}")
 
 
 def _joined(encoded: list[Tensor]) -> Tensor:

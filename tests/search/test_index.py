@@ -14,6 +14,7 @@ from PIL import Image
 
 from tercet.search.index import AT_ONCE, open_index, update_index
 from tercet.search.items import pictures_of_folder
+from tercet.search.looks import Kept
 from tercet.search.store import FaissStore, recall_of
 
 MODEL = {"path": "a/model", "system": "vsepp", "weights": "abc"}
@@ -37,7 +38,7 @@ class Embedder:
         self.seen += len(opened)
         time.sleep(self.pause)
         vectors = np.stack([np.asarray(picture, dtype=np.float32).ravel() - 127 for picture in opened])
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return Kept(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
 def test_only_what_is_new_or_changed_is_embedded(tmp_path):
@@ -47,7 +48,7 @@ def test_only_what_is_new_or_changed_is_embedded(tmp_path):
     assert (first.added, first.changed, first.kept, first.removed, embed.seen) == (70, 0, 0, 0, 70)
     index = open_index(tmp_path / "index")
     assert [item.path for item in index.items] == sorted(str(path.resolve()) for path in photos.iterdir())
-    assert np.array_equal(index.vectors[3], embed([Image.open(index.items[3].path)])[0])
+    assert np.array_equal(index.vectors[3], embed([Image.open(index.items[3].path)]).vectors[0])
     embed.seen = 0
     assert update_index(tmp_path / "index", pictures_of_folder(photos), embed, MODEL).kept == 70
     assert embed.seen == 0
@@ -90,11 +91,11 @@ def test_killed_and_called_again_nothing_is_embedded_twice(tmp_path):
     for wanted in (2, 4):
         process = spawn.Process(target=_slowly, args=(tmp_path,))
         process.start()
-        while process.is_alive() and len(list(parts.glob("part_*.npz"))) < wanted:
+        while process.is_alive() and len(list(parts.glob("batch_*.npz"))) < wanted:
             time.sleep(0.001)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-    kept = len(list(parts.glob("part_*.npz")))
+    kept = len(list(parts.glob("batch_*.npz")))
     assert kept >= 4
     with pytest.raises(ValueError, match="no index there"):
         open_index(tmp_path / "index")

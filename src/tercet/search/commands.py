@@ -4,16 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tercet.data.formats import open_data
-from tercet.retriever import Retriever, load
+from tercet.retriever import load
 from tercet.search.index import Updated, update_index
 from tercet.search.items import pictures_of_data, pictures_of_folder
+from tercet.search.looks import check_indexable, kept_of
 from tercet.search.query import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
 from tercet.training.evaluating import checksum_of_weights
@@ -23,8 +22,7 @@ SHOWN = 5  # unreadable files that are named on the terminal; all are in unreada
 
 def index(settings: IndexSettings, console: Console) -> Updated:
     retriever = load(settings.model)  # before any picture is looked at: a wrong path costs nothing
-    if not retriever.dot_product:
-        raise ValueError(f"a {retriever.system} compares parts with parts and has no single vector to index")
+    check_indexable(retriever)
     pictures = _pictures(settings.images)
     about = {"path": str(settings.model.resolve()), "system": retriever.system}
     about["weights"] = checksum_of_weights(settings.model)
@@ -34,9 +32,10 @@ def index(settings: IndexSettings, console: Console) -> Updated:
         updated = update_index(
             settings.out,
             pictures,
-            lambda opened: _embedded(retriever, opened),
+            lambda opened: kept_of(retriever, opened),
             about,
             kind=settings.kind,
+            source=settings.images if settings.images.startswith("scenes") else str(Path(settings.images).resolve()),
             advance=lambda done, total: progress.update(task, completed=done, total=total),
         )
     for fault in updated.unreadable[:SHOWN]:
@@ -89,7 +88,3 @@ def _pictures(given: str) -> Any:
             return found
     data = open_data(given)
     return pictures_of_data(data)
-
-
-def _embedded(retriever: Retriever, opened: list[Image.Image]) -> np.ndarray:
-    return retriever.embed_pictures(opened).float().cpu().numpy()

@@ -1,7 +1,8 @@
 """An index on disk: vectors of pictures, what each is, and a store that finds the nearest.
 
     INDEX/index.json                 which model, which generation is the present one
-    INDEX/generation_000003/         items.jsonl, vectors.npy, the store's files, unreadable.txt
+    INDEX/generation_000003/         items.jsonl, vectors.npy, the store's files, unreadable.txt; parts.npy of a model
+                                     that looks again
     INDEX/unfinished/                what was embedded and is in no generation yet
 
 A generation is written whole before index.json names it: whoever reads sees the old one or the new one. What is
@@ -23,21 +24,19 @@ from PIL import Image
 from tercet.data.lines import read_json
 from tercet.data.pictures import Picture, PictureFile, open_picture
 from tercet.data.whole import alone
+from tercet.runs import write_safely
 from tercet.search.items import Item, checksum_of, read_items, write_items
+from tercet.search.known import Known
+from tercet.search.looks import Kept
 from tercet.search.store import FaissStore, Kind, Store, recall_of
 
-MANIFEST, ITEMS, VECTORS, UNREADABLE, UNFINISHED = (
-    "index.json",
-    "items.jsonl",
-    "vectors.npy",
-    "unreadable.txt",
-    "unfinished",
-)
+MANIFEST, ITEMS, VECTORS, PARTS = "index.json", "items.jsonl", "vectors.npy", "parts.npy"
+UNREADABLE, UNFINISHED = "unreadable.txt", "unfinished"
 AT_ONCE = 32  # pictures embedded together, and kept together
 
 Pictures = Mapping[str, tuple[Picture, tuple[str, ...]]]
 """Place -> the picture and its captions, in the order of the index."""
-Embed = Callable[[list[Image.Image]], Float[np.ndarray, "picture dim"]]
+Embed = Callable[[list[Image.Image]], Kept]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,8 @@ class Index:
     items: list[Item]
     vectors: Float[np.ndarray, "item dim"]
     store: Store
+    parts: Float[np.ndarray, "item part dim"] | None = None
+    """Where the model looks again; on disk, read when asked for."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,24 @@ def open_index(folder: str | Path) -> Index:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder}: no index there; `tercet index` writes one")
     manifest = _manifest(folder)
+    try:
+        return _opened(folder, manifest)
+    except ValueError:
+        again = _manifest(folder)  # an update may have put a new generation in place of the one that was being read
+        if again["generation"] == manifest["generation"]:
+            raise
+        return _opened(folder, again)
+
+
+def _opened(folder: Path, manifest: dict[str, Any]) -> Index:
     part = folder / manifest["generation"]
-    items, vectors, store = read_items(part / ITEMS), np.load(part / VECTORS, mmap_mode="r"), FaissStore.load(part)
-    if not len(items) == len(vectors) == len(store):
+    items, vectors, store = read_items(part / ITEMS), _rows(part / VECTORS), FaissStore.load(part)
+    parts = _rows(part / PARTS) if (part / PARTS).exists() else None
+    if not len(items) == len(vectors) == len(store) == len(vectors if parts is None else parts):
         raise ValueError(
             f"{part}: {len(items)} items, {len(vectors)} vectors, {len(store)} in the store: it is damaged"
         )
-    return Index(folder, manifest, items, vectors, store)
+    return Index(folder, manifest, items, vectors, store, parts)
 
 
 def update_index(
@@ -83,9 +95,13 @@ def update_index(
     model: dict[str, Any],
     *,
     kind: Kind = "flat",
+    source: str | None = None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Updated:
-    """Make the index hold these pictures and no others; only what is new or changed is embedded."""
+    """Make the index hold these pictures and no others; only what is new or changed is embedded.
+
+    `source` names the data set, for pictures that are no files of their own.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         before = open_index(folder) if (folder / MANIFEST).is_file() else None
@@ -97,15 +113,15 @@ def update_index(
         old = {} if before is None else {item.path: item for item in before.items}
         faults: dict[str, str] = {}
         items = dict(_looked_at(pictures, old, faults))
-        known = _Known(folder / UNFINISHED, model["weights"])
+        known = Known(folder / UNFINISHED, model["weights"])
         if before is not None:
-            known.add([item.checksum for item in before.items], before.vectors)
+            known.add([item.checksum for item in before.items], Kept(before.vectors, before.parts))
         todo = [place for place, item in items.items() if item.checksum not in known]
         _embed(todo, items, pictures, embed, known, faults, advance)
         kept = [item for place, item in items.items() if place not in faults]
         if not kept:
             raise ValueError(f"none of {len(pictures):,} pictures could be read{_first(faults)}")
-        recall = _write(folder, before, kept, known.vectors(kept), faults, model, kind)
+        recall = _write(folder, before, kept, known, faults, model, kind, source)
         known.forget()
     new = [item for item in kept if item.path not in old]
     changed = [item for item in kept if item.path in old and old[item.path].checksum != item.checksum]
@@ -135,7 +151,7 @@ def _embed(
     items: Mapping[str, Item],
     pictures: Pictures,
     embed: Embed,
-    known: "_Known",
+    known: Known,
     faults: dict[str, str],
     advance: Callable[[int, int], None],
 ) -> None:
@@ -157,74 +173,52 @@ def _embed(
             faults[place] = f"{pictures[place][0]}: the same as another picture that cannot be read"
 
 
-class _Known:
-    """Checksum of a picture -> its vector: of the index as it was, and of an update that was stopped."""
-
-    def __init__(self, folder: Path, weights: str) -> None:
-        self.folder, self.weights = folder, weights
-        self._vectors: dict[str, np.ndarray] = {}
-        self._parts = 0
-        for file in sorted(folder.glob("part_*.npz")):
-            with np.load(file) as part:
-                if str(part["weights"]) == weights:
-                    self.add(part["checksums"].tolist(), part["vectors"])
-            self._parts = int(file.stem.split("_")[1]) + 1
-
-    def __contains__(self, checksum: str) -> bool:
-        return checksum in self._vectors
-
-    def add(self, checksums: list[str], vectors: Float[np.ndarray, "item dim"]) -> None:
-        self._vectors.update(zip(checksums, vectors, strict=True))
-
-    def keep(self, checksums: list[str], vectors: Float[np.ndarray, "item dim"]) -> None:
-        """On disk before anything else happens."""
-        self.folder.mkdir(exist_ok=True)
-        file = self.folder / f"part_{self._parts:06d}.npz"
-        beside = file.with_suffix(".new")
-        with beside.open("wb") as opened:
-            np.savez(opened, checksums=np.array(checksums), vectors=vectors, weights=np.array(self.weights))
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(beside, file)
-        self._parts += 1
-        self.add(checksums, vectors)
-
-    def vectors(self, items: list[Item]) -> Float[np.ndarray, "item dim"]:
-        return np.stack([self._vectors[item.checksum] for item in items]).astype(np.float32)
-
-    def forget(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 def _write(
     folder: Path,
     before: Index | None,
     items: list[Item],
-    vectors: Float[np.ndarray, "item dim"],
+    known: Known,
     faults: Mapping[str, str],
     model: dict[str, Any],
     kind: Kind,
+    source: str | None,
 ) -> float | None:
     """A generation, whole, then the word that it is the present one; the one before goes last."""
     number = 1 if before is None else int(before.manifest["generation"].split("_")[1]) + 1
     part = folder / f"generation_{number:06d}"
     shutil.rmtree(part, ignore_errors=True)  # what a kill left behind
     part.mkdir()
+    checksums = [item.checksum for item in items]
+    vectors = known.vectors(checksums)
     store = FaissStore.of(vectors, kind)
     store.save(part)
     np.save(part / VECTORS, vectors)
+    known.write_parts(part / PARTS, checksums)
     write_items(part / ITEMS, items)
     (part / UNREADABLE).write_text("".join(f"{fault}\n" for fault in faults.values()), encoding="utf-8")
     recall = recall_of(store, vectors) if kind != "flat" else None
     manifest = {"what": "index", "model": model, "generation": part.name, "kind": kind, "recall": recall}
-    manifest |= {"items": len(items), "dim": vectors.shape[1]}
-    beside = (folder / MANIFEST).with_suffix(".new")
-    beside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, folder / MANIFEST)
+    manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
+    for file in part.iterdir():
+        _to_disk(file)  # before it is named: a power cut must not leave a name without its content
+    write_safely(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     for old in folder.glob("generation_*"):
         if old != part:
             shutil.rmtree(old, ignore_errors=True)
     return recall
+
+
+def _to_disk(file: Path) -> None:
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+def _rows(file: Path) -> np.ndarray:
+    try:
+        rows: np.ndarray = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{file}: damaged or missing: {error}") from error
+    return rows
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -34,7 +34,11 @@ def write_items(file: Path, items: Sequence[Item]) -> None:
 
 def read_items(file: Path) -> list[Item]:
     items = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             content = json.loads(line)
             items.append(Item(**content | {"captions": tuple(content["captions"])}))

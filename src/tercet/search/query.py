@@ -1,20 +1,23 @@
 """Words or a picture -> the nearest pictures of an index."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from PIL import Image
-from torch import Tensor
 
 from tercet.retriever import Retriever, load
 from tercet.search.index import Index, open_index
 from tercet.search.items import Item
+from tercet.search.looks import Asked, asked_of, kept_of, looks_again, second_look
 
 LONGEST = 1000  # characters of a query
 MOST = 1000  # results
+SHORTLIST = 200  # pictures that a second look is given, at least
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Hit:
     """From 1."""
     similarity: float
     item: Item
+    number: int
+    """Of the item in the index."""
+    first_rank: int | None = None
+    """By the first look, where a second one made the order."""
 
     def content(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -41,6 +48,8 @@ class Searcher:
     """
 
     def __init__(self, index: Index, retriever: Retriever) -> None:
+        if looks_again(retriever) and index.parts is None:
+            raise ValueError(f"{index.folder} was made before its {retriever.system} looked twice: index again")
         self.index, self.retriever = index, retriever
 
     @classmethod
@@ -55,20 +64,72 @@ class Searcher:
             raise ValueError(f"{path} is not the model that {folder} was made with; say where that is with --model")
         return cls(index, retriever)
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Place of a picture -> its number."""
+        return {item.path: number for number, item in enumerate(self.index.items)}
+
     def words(self, text: str, k: int = 10) -> list[Hit]:
-        if len(text) > LONGEST:
-            raise ValueError(f"a query of {len(text):,} characters: at most {LONGEST:,} are read")
-        return self.nearest(self.retriever.embed_texts([text]), k)[0]
+        return self.many_words([text], k)[0]
+
+    def many_words(self, texts: Sequence[str], k: int = 10) -> list[list[Hit]]:
+        """Read together, each answered by itself."""
+        for text in texts:
+            check_query(text)
+        check_results(k)
+        asked = asked_of(self.retriever, texts)
+        if self.index.parts is None:
+            return self.nearest(np.stack([_array(each) for each in asked]), k)
+        return [self._looked_at_twice(each, k) for each in asked]
 
     def picture(self, picture: str | Path | Image.Image, k: int = 10) -> list[Hit]:
-        return self.nearest(self.retriever.embed_pictures([picture]), k)[0]
+        """By the first look alone: the second compares words with pictures."""
+        return self.nearest(kept_of(self.retriever, [picture]).vectors, k)[0]
 
-    def nearest(self, vectors: Tensor, k: int) -> list[list[Hit]]:
-        if not 1 <= k <= MOST:
-            raise ValueError(f"from 1 to {MOST:,} results can be asked for, got {k}")
-        similarity, numbers = self.index.store.search(vectors.float().cpu().numpy(), k)
+    def neighbours(self, number: int, k: int = 10) -> list[Hit]:
+        """Of a picture of the index, without itself."""
+        hits = self.nearest(np.asarray(self.index.vectors[number : number + 1]), min(k + 1, MOST))[0]
+        others = [hit for hit in hits if hit.number != number][:k]
+        return [Hit(rank, hit.similarity, hit.item, hit.number) for rank, hit in enumerate(others, start=1)]
+
+    def nearest(self, vectors: Float[np.ndarray, "query dim"], k: int) -> list[list[Hit]]:
+        check_results(k)
+        similarity, numbers = self.index.store.search(vectors, k)
         return [self._hits(*row) for row in zip(similarity, numbers, strict=True)]
+
+    def ranks(self, text: str, numbers: Sequence[int]) -> list[int | None]:
+        """Of these pictures among all, for these words; after a second look, None for what it did not see."""
+        asked = asked_of(self.retriever, [text])[0]
+        if self.index.parts is not None:
+            found = {hit.number: hit.rank for hit in self._looked_at_twice(asked, SHORTLIST)}
+            return [found.get(number) for number in numbers]
+        similarity = np.asarray(self.index.vectors) @ _array(asked)
+        return [int((similarity > similarity[number]).sum()) + 1 for number in numbers]
+
+    def _looked_at_twice(self, asked: Asked, k: int) -> list[Hit]:
+        assert self.index.parts is not None
+        first = self.nearest(_array(asked)[None], min(max(k, SHORTLIST), MOST))[0]
+        similarity = second_look(self.retriever, asked, self.index.parts[[hit.number for hit in first]])
+        order = np.argsort(-similarity, kind="stable")[:k]
+        return [
+            Hit(rank, float(similarity[n]), first[n].item, first[n].number, first[n].rank)
+            for rank, n in enumerate(order.tolist(), start=1)
+        ]
 
     def _hits(self, similarity: Float[np.ndarray, " k"], numbers: Int[np.ndarray, " k"]) -> list[Hit]:
         there = [(s, n) for s, n in zip(similarity.tolist(), numbers.tolist(), strict=True) if n >= 0]
-        return [Hit(rank, s, self.index.items[n]) for rank, (s, n) in enumerate(there, start=1)]
+        return [Hit(rank, s, self.index.items[n], n) for rank, (s, n) in enumerate(there, start=1)]
+
+
+def check_query(text: str) -> None:
+    if len(text) > LONGEST:
+        raise ValueError(f"a query of {len(text):,} characters: at most {LONGEST:,} are read")
+
+
+def check_results(k: int) -> None:
+    if not 1 <= k <= MOST:
+        raise ValueError(f"from 1 to {MOST:,} results can be asked for, got {k}")
+
+
+def _array(asked: Asked) -> Float[np.ndarray, " dim"]:
+    return asked.vector.float().cpu().numpy()
