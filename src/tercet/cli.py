@@ -183,6 +183,23 @@ def _search(arguments: list[str]) -> None:
     search(settings, Console())
 
 
+def _serve(arguments: list[str]) -> None:
+    import tyro
+
+    from tercet.search.settings import ServeSettings
+
+    settings = tyro.cli(ServeSettings, prog="tercet serve", args=arguments)
+
+    from rich.console import Console
+
+    try:
+        from tercet.search.server.serve import serve
+    except ImportError as error:
+        raise ValueError(f"serving needs {error.name}: pip install 'tercet[search]'") from error
+
+    serve(settings, Console())
+
+
 def _import(arguments: list[str]) -> None:
     from pathlib import Path
     from typing import Literal
@@ -224,6 +241,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "doctor": (_doctor, "look at a finished run for what often goes wrong, with evidence and advice"),
     "index": (_index, "embed pictures with a trained model, for searching them"),
     "search": (_search, "find pictures of an index by words or by another picture"),
+    "serve": (_serve, "a page in the browser: search, compare models, watch runs, try objectives"),
     "import": (_import, "turn an authors' checkpoint into a model of Tercet, without running anything in it"),
 }
 

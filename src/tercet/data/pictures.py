@@ -37,6 +37,19 @@ class PictureFile:
 
 
 @dataclass(frozen=True)
+class PictureBytes:
+    """One that somebody sent."""
+
+    data: bytes
+
+    def content(self) -> bytes:
+        return self.data
+
+    def __str__(self) -> str:
+        return "the picture"
+
+
+@dataclass(frozen=True)
 class Pictures:
     """The pictures of a split, in the order of its images."""
 
@@ -56,15 +69,15 @@ class Pictures:
         return Pictures([source for part in parts for source in part.sources])
 
 
-def open_picture(source: Picture) -> Image.Image:
-    """The picture as RGB, upright, fully decoded. `ValueError` that names it, if it is none."""
+def open_picture(source: Picture, largest: int = LARGEST) -> Image.Image:
+    """The picture as RGB, upright, fully decoded. `ValueError` that names it, if it is none or has too many pixels."""
     content = source.content()
     if not content:
         raise ValueError(f"{source}: the file is empty (0 bytes)")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is checked here; odd metadata is no fault of the pixels
-            return _decoded(content)
+            return _decoded(content, largest)
     except UnidentifiedImageError as error:
         raise ValueError(f"{source}: not an image that Pillow knows") from error
     except Image.DecompressionBombError as error:
@@ -73,15 +86,15 @@ def open_picture(source: Picture) -> Image.Image:
         raise ValueError(f"{source}: damaged or unfit image: {error or type(error).__name__}") from error
 
 
-def _decoded(content: bytes) -> Image.Image:
-    return as_rgb(Image.open(io.BytesIO(content)))
+def _decoded(content: bytes, largest: int) -> Image.Image:
+    return as_rgb(Image.open(io.BytesIO(content)), largest)
 
 
-def as_rgb(picture: Image.Image) -> Image.Image:
+def as_rgb(picture: Image.Image, largest: int = LARGEST) -> Image.Image:
     """Upright, in RGB, of a size and shape that a photo can have."""
     width, height = picture.size
-    if width * height > LARGEST:
-        raise ValueError(f"{width} x {height} pixels; more than {LARGEST:,} are not decoded")
+    if width * height > largest:
+        raise ValueError(f"{width} x {height} pixels; more than {largest:,} are not decoded")
     if max(width, height) > THINNEST * min(width, height):
         raise ValueError(f"{width} x {height} pixels: a line rather than a picture")
     if picture.mode == "F":

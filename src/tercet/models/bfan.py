@@ -55,6 +55,13 @@ class BFAN(PartSetModel):
         images, captions = Parts.of(encoded_images), Parts.of(encoded_captions)
         return self._attention.of_pairs(images, captions) + self._attention.of_pairs(captions, images)
 
+    def attended(
+        self, encoded_image: Float[Tensor, "region joint"], encoded_caption: Float[Tensor, "word joint"]
+    ) -> Float[Tensor, "word region"]:
+        """Where each word looks; rows add up to 1."""
+        image, caption = Parts.of(encoded_image[None]), Parts.of(encoded_caption[None])
+        return self._attention.attention(image, caption)[0, :, 0].T
+
     def _both_ways(self, images: Parts, captions: Parts) -> Similarity:
         products = products_of(images, captions)
         for_words = self._attention(images, captions, products)

@@ -77,3 +77,12 @@ class SCAN(PartSetModel):
         images, captions = Parts.of(encoded_images), Parts.of(encoded_captions)
         queried = (images, captions) if self.settings.attends == "t2i" else (captions, images)
         return self._attention.of_pairs(*queried)
+
+    def attended(
+        self, encoded_image: Float[Tensor, "region joint"], encoded_caption: Float[Tensor, "word joint"]
+    ) -> Float[Tensor, "word region"]:
+        """Where each word looks (t2i; rows add up to 1), or by how much each region looks at it (i2t; columns do)."""
+        image, caption = Parts.of(encoded_image[None]), Parts.of(encoded_caption[None])
+        if self.settings.attends == "t2i":
+            return self._attention.attention(image, caption)[0, :, 0].T
+        return self._attention.attention(caption, image)[0, :, 0]

@@ -2,15 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tercet.data.formats import open_data
+from tercet.data.formats import FORMATS, open_data
+from tercet.data.pictures import SUFFIXES
 from tercet.retriever import load
-from tercet.search.index import Updated, update_index
+from tercet.search.index import Pictures, Updated, update_index
 from tercet.search.items import pictures_of_data, pictures_of_folder
 from tercet.search.looks import check_indexable, kept_of
 from tercet.search.query import Hit, Searcher
@@ -23,7 +23,7 @@ SHOWN = 5  # unreadable files that are named on the terminal; all are in unreada
 def index(settings: IndexSettings, console: Console) -> Updated:
     retriever = load(settings.model)  # before any picture is looked at: a wrong path costs nothing
     check_indexable(retriever)
-    pictures = _pictures(settings.images)
+    pictures = _pictures(settings.images, settings.splits)
     about = {"path": str(settings.model.resolve()), "system": retriever.system}
     about["weights"] = checksum_of_weights(settings.model)
     columns = (TextColumn("embeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -79,12 +79,14 @@ def table(hits: list[Hit]) -> Table:
     return shown
 
 
-def _pictures(given: str) -> Any:
-    """A plain folder of pictures, or whatever `open_data` knows."""
+def _pictures(given: str, splits: tuple[str, ...]) -> Pictures:
+    """Of a data set, or of a plain folder of pictures."""
     folder = Path(given)
-    if folder.is_dir():
+    if folder.is_dir() and not any(known.recognise(folder) for known in FORMATS.values()):
+        if splits:
+            raise ValueError(f"{folder} is a plain folder of pictures, which has no splits: {', '.join(splits)}")
         found = pictures_of_folder(folder)
-        if found and not any(folder.glob("*.json")) and not any(folder.glob("*_caps.txt")):
-            return found
-    data = open_data(given)
-    return pictures_of_data(data)
+        if not found:
+            raise ValueError(f"{folder}: no pictures there; known are {', '.join(sorted(SUFFIXES))}")
+        return found
+    return pictures_of_data(open_data(given), splits)

@@ -4,10 +4,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tercet.data.dataset import DataSet
-from tercet.data.pictures import SUFFIXES, PictureFile
+from tercet.data.formats import open_data
+from tercet.data.pictures import SUFFIXES, Picture, PictureFile
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,11 @@ def pictures_of_folder(folder: Path) -> dict[str, tuple[PictureFile, tuple[str, 
     return {str(path.resolve()): (PictureFile(path), ()) for path in found}
 
 
-def pictures_of_data(data: DataSet) -> dict[str, tuple[object, tuple[str, ...]]]:
-    """Every picture of a data set, all splits, with its captions."""
-    found: dict[str, tuple[object, tuple[str, ...]]] = {}
-    for name, split in data.splits.items():
+def pictures_of_data(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tuple[Picture, tuple[str, ...]]]:
+    """Every picture of a data set, of these splits or all, with its captions."""
+    found: dict[str, tuple[Picture, tuple[str, ...]]] = {}
+    for name in splits or data.splits:
+        split = data.split(name)
         if split.pictures is None:
             raise ValueError(f"{data.path} has no pictures in its split {name}: an index shows them; give a folder")
         captions: list[list[str]] = [[] for _ in split.image_names]
@@ -66,3 +69,24 @@ def pictures_of_data(data: DataSet) -> dict[str, tuple[object, tuple[str, ...]]]
             place = str(picture.path.resolve()) if isinstance(picture, PictureFile) else str(picture)
             found[place] = (picture, tuple(said))
     return found
+
+
+class SourceOfPictures:
+    """Where the pictures of an index are found again. `name` is its data set, asked only for what is no file."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+
+    def picture(self, item: Item) -> Picture:
+        """`ValueError` where it is gone."""
+        if item.modified:
+            return PictureFile(Path(item.path))
+        if item.path not in self._of_data:
+            raise ValueError(f"{item.path}: not in {self.name} any more")
+        return self._of_data[item.path]
+
+    @cached_property
+    def _of_data(self) -> dict[str, Picture]:
+        if self.name is None:
+            return {}
+        return {place: picture for place, (picture, _) in pictures_of_data(open_data(self.name)).items()}

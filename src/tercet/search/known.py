@@ -61,9 +61,7 @@ class Known:
         if not self._parts:
             return
         first, _ = self._parts[checksums[0]]
-        whole = np.lib.format.open_memmap(
-            file, mode="w+", dtype=np.float32, shape=(len(checksums), *first.shape[1:])
-        )
+        whole = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(len(checksums), *first.shape[1:]))
         for row, checksum in enumerate(checksums):
             parts, place = self._parts[checksum]
             whole[row] = parts[place]

@@ -106,6 +106,16 @@ class Searcher:
         similarity = np.asarray(self.index.vectors) @ _array(asked)
         return [int((similarity > similarity[number]).sum()) + 1 for number in numbers]
 
+    def own_ranks(self, texts: Sequence[str], numbers: Sequence[int]) -> list[int | None]:
+        """Of picture k among all, for text k; after a second look, None for what it did not see."""
+        asked = asked_of(self.retriever, texts)
+        if self.index.parts is not None:
+            twice = [{hit.number: hit.rank for hit in self._looked_at_twice(each, SHORTLIST)} for each in asked]
+            return [found.get(number) for found, number in zip(twice, numbers, strict=True)]
+        similarity = np.stack([_array(each) for each in asked]) @ np.asarray(self.index.vectors).T
+        own = similarity[np.arange(len(numbers)), list(numbers)]
+        return [int(rank) for rank in (similarity > own[:, None]).sum(axis=1) + 1]
+
     def _looked_at_twice(self, asked: Asked, k: int) -> list[Hit]:
         assert self.index.parts is not None
         first = self.nearest(_array(asked)[None], min(max(k, SHORTLIST), MOST))[0]

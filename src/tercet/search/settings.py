@@ -1,4 +1,4 @@
-"""What `tercet index` and `tercet search` can be told. Imports nothing heavy: `--help` must be quick."""
+"""What `tercet index`, `tercet search` and `tercet serve` can be told. Imports nothing heavy: help is quick."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ class IndexSettings:
     """A run or a saved model that reads pictures."""
     images: str = "."
     """A folder of pictures (with those below it), or a data set that `tercet data inspect` knows, with its captions."""
+    splits: tuple[str, ...] = ()
+    """Only these splits of a data set; all if none is named."""
     out: Path = Path("index")
     """The folder of the index."""
     kind: Literal["flat", "hnsw"] = "flat"
@@ -41,3 +43,23 @@ class SearchSettings:
     """Print JSON instead of a table."""
     model: Path | None = None
     """Where the model of the index lies, if it was moved."""
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """A page to search pictures, compare models, watch runs and try objectives; with an HTTP API (/openapi.json).
+
+    It answers this machine alone unless --host says otherwise. An index that was brought up to date is seen after a
+    restart.
+    """
+
+    indexes: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Folders that `tercet index` wrote; two or three of the same pictures can be compared."""
+    runs: Path = Path("runs")
+    """Folder of runs and comparisons to show."""
+    host: str = "127.0.0.1"
+    """Where to listen; 0.0.0.0 lets other machines in."""
+    port: int = 8765
+    """0 takes any that is free."""
+    token: str | None = None
+    """A word that visitors must show: it is part of the link that is printed."""
