@@ -18,22 +18,22 @@ from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build, preset
 from tercet.retriever import Reading, Retriever
 
-SCENES = "scenes:24"
+SCENES = "scenes:9"
 RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
 SMALL = {"joint_dim": 12, "word_dim": 6}
 
 
-def model(system, seed=0):
+def model(system, seed=0, **settings):
     torch.manual_seed(seed)
     words = build_vocabulary(open_data(SCENES).split("train").texts, 1)
     if system == "vsepp":
-        made = build("vsepp", words=len(words), backbone=RESNET, **SMALL)
+        made = build("vsepp", words=len(words), backbone=RESNET, **SMALL, **settings)
         return Retriever("vsepp", made, Reading(vocabulary=words, pixels=PixelSettings(side=32, shorter_side=36)))
     if system == "xvlm":
         made = build("xvlm", **preset("xvlm-tiny")[1], words=len(words))
         side = made.vision.model.config.image_size
         return Retriever("xvlm", made, Reading(vocabulary=words, pixels=warped_pixels(side)))
-    settings = SMALL | ({"attends": "i2t"} if system == "scan-i2t" else {})
+    settings |= SMALL | ({"attends": "i2t"} if system == "scan-i2t" else {})
     made = build(system.split("-")[0], words=len(words), image_dim=1280, **settings)
     reading = Reading(vocabulary=words, image_encoder="efficientnet-lite2", grid=True)
     return Retriever(system.split("-")[0], made, reading)
@@ -68,6 +68,7 @@ def serving(*arguments, wait=True):
     finally:
         process.terminate()
         process.wait(timeout=20)
+        process.stdout.close()
 
 
 def until_ready(address):

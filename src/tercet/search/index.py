@@ -46,7 +46,7 @@ class Index:
     items: list[Item]
     vectors: Float[np.ndarray, "item dim"]
     store: Store
-    parts: Float[np.ndarray, "item part dim"] | None = None
+    parts: Float[np.ndarray, "item part part_dim"] | None = None
     """Where the model looks again; on disk, read when asked for."""
 
 

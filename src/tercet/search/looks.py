@@ -23,7 +23,7 @@ TINY = 1e-12
 
 class Kept(NamedTuple):
     vectors: Float[np.ndarray, "picture dim"]
-    parts: Float[np.ndarray, "picture part dim"] | None = None
+    parts: Float[np.ndarray, "picture part part_dim"] | None = None
     """Where the model looks again."""
 
 
@@ -74,7 +74,7 @@ def asked_of(retriever: Retriever, texts: Sequence[str]) -> list[Asked]:
 
 @torch.inference_mode()
 def second_look(
-    retriever: Retriever, asked: Asked, parts: Float[np.ndarray, "picture part dim"]
+    retriever: Retriever, asked: Asked, parts: Float[np.ndarray, "picture part part_dim"]
 ) -> Float[np.ndarray, " picture"]:
     """How similar the words are to each of these pictures, by all that the model has."""
     assert asked.words is not None
@@ -90,7 +90,7 @@ def second_look(
     return _numbers(torch.cat(found))
 
 
-def mean_part(parts: Float[Tensor, "item part dim"]) -> Float[Tensor, "item dim"]:
+def mean_part(parts: Float[Tensor, "item part part_dim"]) -> Float[Tensor, "item dim"]:
     """The mean of a set's parts, of length 1: padding is zeros and changes no direction."""
     total = parts.sum(dim=1)
     return total / total.norm(dim=1, keepdim=True).clamp(min=TINY)

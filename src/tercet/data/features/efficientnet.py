@@ -11,6 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 SIDE = 288
+# Images at once: maps of more are so large that they are taken from the system anew in every layer, which takes as long
+# as the layers themselves.
+AT_ONCE = 4
 
 
 class EfficientNetLite2:
@@ -41,5 +44,8 @@ class EfficientNetLite2:
 
     @torch.inference_mode()
     def encode(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image *rest"]:
+        return torch.cat([self._encode(some) for some in pixels.split(AT_ONCE)])
+
+    def _encode(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image *rest"]:
         cells = self.model.extract_features(pixels.contiguous(memory_format=torch.channels_last)).flatten(2)
         return cells.mT.contiguous() if self.grid else cells.mean(dim=2)

@@ -4,7 +4,7 @@ import { askLatest, element } from "./ask.js";
 import { hit } from "./results.js";
 
 const $ = (id) => document.getElementById(id);
-let begun = false, wanted = null, picture = null, address = null;
+let begun = false, wanted = null /* the index that the address names */, picture = null, address = null;
 
 function begin() {
   begun = true;
@@ -12,7 +12,10 @@ function begin() {
     event.preventDefault();
     go({ q: $("q").value.trim() });
   });
-  $("index").addEventListener("change", () => (picture ? byPicture(picture) : go({ q: $("q").value.trim() })));
+  $("index").addEventListener("change", () => {
+    wanted = $("index").value;
+    picture ? byPicture(picture) : go({ q: $("q").value.trim() });
+  });
   $("file").addEventListener("change", () => $("file").files[0] && byPicture($("file").files[0]));
   const tab = $("tab-search"), over = (event, on) => {
     event.preventDefault();
@@ -55,12 +58,13 @@ export function served(about) {
   if (waiting && names.length) waiting();
 }
 
+const chosen = () => wanted || $("index").value || undefined;
 let waiting = null; // asked before any model was open
 
 async function byWords(q) {
   picture = null;
   $("by").hidden = true;
-  await find(() => askLatest("search", "/api/search", { q, index: $("index").value || undefined }), `"${q}"`, q);
+  await find(() => askLatest("search", "/api/search", { q, index: chosen() }), `"${q}"`, q);
 }
 
 async function byPicture(file) {
@@ -69,7 +73,7 @@ async function byPicture(file) {
   address = URL.createObjectURL(file);
   $("by").replaceChildren(element("img", { src: address, alt: `Searched by ${file.name}` }));
   $("by").hidden = false;
-  const send = () => askLatest("search", "/api/search/picture", { index: $("index").value || undefined }, { method: "POST", body: file });
+  const send = () => askLatest("search", "/api/search/picture", { index: chosen() }, { method: "POST", body: file });
   await find(send, file.name, null);
 }
 

@@ -183,7 +183,9 @@ def _value(text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         return text
-    return value if isinstance(value, int | float | bool | None) else text
+    if isinstance(value, bool | None):
+        return value
+    return float(value) if isinstance(value, int | float) else text
 
 
 def _rows(matrix: torch.Tensor) -> list[list[float]]:

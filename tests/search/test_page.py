@@ -1,0 +1,254 @@
+"""The page in a real browser, with real clicks, keys and drops, over a real server."""
+
+import contextlib
+import shutil
+import threading
+
+import pytest
+
+import tercet
+from tests.dissection.browser import ARGUMENTS
+from tests.search.made import get, index, model, serving
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    for name, seed in (("first", 0), ("second", 1)):
+        index(folder, name, model("vsepp", seed))
+    index(folder, "regions", model("scan"))
+    asked = {"data": "scenes:60", "objectives": ("triplet-sh", "nt-xent"), "seeds": 2, "epochs": 2, "workers": 1}
+    tercet.compare(**asked, runs=folder / "runs").save()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with serving(folder / "first", folder / "second", folder / "regions", "--runs", folder / "runs") as (address, _):
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no browser on this machine: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        yield opened
+        opened.close()
+
+
+@contextlib.contextmanager
+def visiting(browser, address, where="", width=1280, **given):
+    """A page that may say nothing on the console and ask nobody else."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, **given)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(address + where)
+    yield page
+    assert said == []
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("[...document.images].every((i) => i.alt)")
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
+    assert len(ids) == len(set(ids))
+    context.close()
+
+
+def until(page, true, *given):
+    """Asked from outside: the page itself may not evaluate texts, and the browser's own waiting would."""
+    for _ in range(600):
+        if page.evaluate(true, *given):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"never came true: {true}")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_search_by_words_keys_and_clicks(browser, address, width):
+    with visiting(browser, address, width=width) as page:
+        page.keyboard.type("a red square")  # the box has the focus
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#results li img")
+        _, expected = get(address, "/api/search", q="a red square")
+        shown = page.locator("#results .what").all_inner_texts()
+        assert shown == [each["captions"][0] for each in expected["results"]]
+        assert "q=a+red+square" in page.url
+        page.locator("#results button").nth(1).focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#item .grid li")
+        assert page.locator("#item").get_attribute("open") is not None
+        assert "2, similarity" in page.locator("#item .facts").inner_text()
+        page.keyboard.press("Escape")
+        assert page.locator("#item").get_attribute("open") is None
+        page.go_back()
+        page.go_forward()
+        page.wait_for_selector("#results li img")
+
+
+def test_search_by_a_dropped_picture(browser, address):
+    with visiting(browser, address) as page:
+        until(page, "document.getElementById('state').textContent.includes('pictures')")
+        page.evaluate(
+            """async (path) => {
+                const content = await (await fetch(path)).blob();
+                const given = new DataTransfer();
+                given.items.add(new File([content], "mine.jpg", { type: "image/jpeg" }));
+                dispatchEvent(new DragEvent("drop", { dataTransfer: given, bubbles: true, cancelable: true }));
+            }""",
+            "/api/items/3/picture?index=first",
+        )
+        page.wait_for_selector("#results li img")
+        assert "nearest to mine.jpg" in page.locator("#found").inner_text()
+        _, item = get(address, "/api/items/3", index="first")
+        assert page.locator("#results .what").first.inner_text() == item["captions"][0]
+
+
+def test_search_by_a_chosen_file(browser, address, tmp_path):
+    content = get(address, "/api/items/4/picture", index="first")[1]
+    (tmp_path / "chosen.jpg").write_bytes(content)
+    (tmp_path / "broken.jpg").write_text("no picture")
+    with visiting(browser, address) as page:
+        until(page, "document.getElementById('state').textContent.includes('pictures')")
+        page.set_input_files("#file", tmp_path / "chosen.jpg")
+        page.wait_for_selector("#results li img")
+        assert "nearest to chosen.jpg" in page.locator("#found").inner_text()
+
+
+def test_words_over_regions_are_drawn(browser, address):
+    with visiting(browser, address, "#search?q=a+red+square&index=regions") as page:
+        page.click("#results li button")
+        page.wait_for_selector("#item .words button")
+        assert page.locator("#item .words button").all_inner_texts() == ["<start>", "a", "red", "square", "<end>"]
+        painted = "(canvas) => canvas.toDataURL()"
+        before = page.locator("#item canvas").evaluate(painted)
+        page.get_by_role("button", name="square", exact=True).click()
+        assert page.locator("#item canvas").evaluate(painted) != before
+        assert "second look" in page.locator("#item .facts").inner_text()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_compare_and_jump_to_a_difference(browser, address, width):
+    with visiting(browser, address, "#compare", width=width) as page:
+        page.wait_for_selector("#compare-indexes input:checked")
+        page.fill("#compare-q", "a blue ring")
+        page.click("#compare-form button[type=submit]")
+        page.wait_for_selector("#columns section:nth-child(2) li")
+        assert page.locator("#columns h3").all_inner_texts() == ["first", "second"]
+        assert page.locator("#columns section:nth-child(2) :is(.up, .down)").count() > 0
+        page.click("#differ")
+        page.wait_for_selector("#differences tbody tr")
+        query = page.locator("#differences tbody a").first.inner_text()
+        page.locator("#differences tbody a").first.click()
+        until(page, "(q) => document.getElementById('compare-note').textContent.includes(q)", query)
+
+
+def test_runs_live(browser, address, folder):
+    with visiting(browser, address, "#runs") as page:
+        page.wait_for_selector("#comparisons table")
+        assert page.locator("#comparisons .verdict").first.inner_text()
+        assert page.locator("#runs-table tbody tr").count() == 4
+        page.wait_for_selector("#curves path.curve")
+        page.select_option("#metric", "t2i_r1")
+        page.select_option("#count", "hardest_share")
+        until(page, "document.querySelector('#curves svg').getAttribute('aria-label').includes('t2i R@1')")
+        settings = {"data": "scenes:60", "objective": "triplet", "epochs": 2, "batch_size": 50, "runs": folder / "runs"}
+        trained = threading.Thread(target=tercet.train, kwargs=settings)
+        trained.start()  # the page is not touched while it comes
+        until(page, "document.querySelectorAll('#runs-table tbody tr').length === 5")
+        trained.join()
+        until(page, "document.querySelector('#runs-table tbody tr').innerText.includes('finished')")
+        page.locator("#runs-table tbody tr input").first.uncheck()
+        until(page, "document.querySelectorAll('#curves path.curve').length === 4")
+        page.click("#comparisons a")
+        page.wait_for_selector("#figures svg")
+        page.go_back()
+
+
+def test_playground(browser, address):
+    with visiting(browser, address, "#playground", permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.wait_for_selector("#batch td")
+        assert page.locator("#planes svg").count() == 4  # pull, push, T, P
+        lines = "[...document.querySelectorAll('#planes svg .equal')].map((e) => e.getAttribute('d')).join()"
+        drawn, gradient = page.evaluate(lines), page.locator("#batch tbody").inner_text()
+        slider = page.locator("#set-tau")
+        box = slider.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        moved = []
+        for share in (0.3, 0.45, 0.6, 0.75):
+            page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
+            until(page, f"(before) => ({lines}) !== before", drawn)
+            moved.append(page.evaluate(lines))
+        page.mouse.up()
+        assert len(set(moved)) > 1  # lines move as one drags
+        until(page, "(before) => document.querySelector('#batch tbody').innerText !== before", gradient)
+        tau = float(slider.input_value())
+        until(page, "(tau) => document.getElementById('python').textContent.includes(`tau=${tau}`)", tau)
+        page.click("#copy")
+        until(page, "document.getElementById('copied').textContent === 'copied'")
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert eval(copied) == tercet.objective("cir/sig-ms", tau=tau)
+        link, shown = page.url, page.evaluate(lines)
+    with visiting(browser, address, link.removeprefix(address)) as page:  # a link reproduces the setting
+        page.wait_for_selector("#planes svg .equal")
+        assert page.evaluate(lines) == shown
+        page.check("#triplet-weights input[value=con]")
+        until(page, "document.getElementById('python').textContent.includes('con/sig-ms')")
+        page.select_option("#objective", "nt-xent")
+        until(page, "document.querySelectorAll('#planes svg').length === 2")
+        page.focus("#set-temperature")
+        page.keyboard.press("ArrowRight")
+        until(page, "document.getElementById('python').textContent.includes('temperature=')")
+
+
+def test_the_box_takes_words_before_any_code_has_come(browser, address):
+    """Six times slower, and with the code held back: typed words are there when it comes, and are searched for."""
+    context = browser.new_context(viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 6})
+    let_go = threading.Event()
+    held = []
+    page.route("**/*.js", lambda route: held.append(route) if not let_go.is_set() else route.continue_())
+    page.goto(address, wait_until="commit")
+    page.wait_for_selector("#q")
+    page.locator("#q").press_sequentially("a blue ring")
+    assert page.input_value("#q") == "a blue ring"
+    assert held  # nothing of the code has been delivered
+    assert page.locator("#results li").count() == 0
+    let_go.set()
+    for route in held:
+        route.continue_()
+    until(page, "document.getElementById('state').textContent.includes('pictures')")
+    assert page.input_value("#q") == "a blue ring"
+    page.press("#q", "Enter")
+    page.wait_for_selector("#results li img")
+    context.close()
+
+
+def test_a_page_that_came_before_the_models_finds_when_they_are_open(browser, folder):
+    with serving(folder / "regions", "--runs", folder / "runs", wait=False) as (address, _):
+        context = browser.new_context()
+        page = context.new_page()
+        page.set_default_timeout(90_000)
+        page.goto(f"{address}?q=a+red+square")  # as sent by the form itself, without any code
+        page.wait_for_selector("#results li img")
+        assert page.url.endswith("#search?q=a+red+square")
+        context.close()
+
+
+def test_dark_and_light(browser, address):
+    colours = []
+    for scheme in ("light", "dark"):
+        with visiting(browser, address, "#search?q=a+star", color_scheme=scheme) as page:
+            page.wait_for_selector("#results li img")
+            colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colours[0] != colours[1]
