@@ -1,10 +1,12 @@
 """`tercet serve`."""
 
 import ipaddress
+import os
 import socket
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 import uvicorn
 from rich.console import Console
 
@@ -18,6 +20,7 @@ AT_ONCE = 512  # connections; more are told to come again
 
 
 def serve(settings: ServeSettings, console: Console) -> None:
+    _leave_room()
     for folder in settings.indexes:  # before anything is opened: a wrong path costs nothing
         if not (folder / MANIFEST).is_file():
             raise ValueError(f"{folder}: no index there; `tercet index` writes one")
@@ -46,6 +49,16 @@ def serve(settings: ServeSettings, console: Console) -> None:
         with suppress(KeyboardInterrupt):  # heard, and all questions answered, before it comes here
             uvicorn.Server(config).run(sockets=[listening])
     console.print("stopped")
+
+
+def _leave_room() -> None:
+    """Half of the cores compute: a query is small, and threads that wait for each other on busy cores are slow."""
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    torch.set_num_threads(threads)
+    with suppress(ImportError):  # an index that needs it says so
+        import faiss
+
+        faiss.omp_set_num_threads(threads)
 
 
 def _listening(host: str, port: int) -> socket.socket:
