@@ -97,3 +97,30 @@ def test_the_parts_of_a_second_round_are_those_of_the_step(tmp_path):
     for call in bench.parts_of(loop).values():
         call()
     next(bench.endless(loop))
+
+
+def test_a_second_round_begins_where_a_first_one_ended(tmp_path):
+    """Of the same data: after a first round fewer hinges of members are active, and fewer items have a gradient."""
+    import second_round as bench
+
+    data, sizes = bench.learnable_data(150)
+    start = bench.first_round(data, sizes, 60, tmp_path / "first")
+    assert start[1].captions.shape == (150, bench.LISTED[0])
+    found = []
+    for name, given in (("untrained", None), ("trained", start)):
+        loop = bench.loop_of("heads", "aoq", data, sizes, tmp_path / name, given)
+        own, members, share = bench.active_in(loop, 2)
+        found.append((sum(own), sum(members), share))
+    assert all(after < before for before, after in zip(*found, strict=True))
+    assert found[1][2] > 0
+
+
+def test_the_table_of_a_second_round_says_which_row_is_one(tmp_path):
+    import second_round as bench
+
+    sizes = ["--images", "60", "--learned-images", "150", "--first-steps", "3", "--turns", "1"]
+    bench.main(["--systems", "heads", *sizes, "--out", str(tmp_path)])
+    (file,) = tmp_path.iterdir()
+    rows = [line for line in file.read_text().splitlines() if line.startswith("| heads")]
+    assert [row.split(" | ")[0] for row in rows] == ["| heads, second round", "| heads, untrained"]
+    assert "**Second round** is the state of one" in file.read_text()

@@ -19,11 +19,12 @@ from tercet.data.mined import MinedTable, open_mined
 from tercet.data.scenes import scenes
 from tercet.data.text.tokens import tokens_of
 from tercet.data.text.vocabulary import build_vocabulary
-from tercet.models import build
+from tercet.models import build, projection
+from tercet.models.projection import rows_with_gradient
 from tercet.training import distributed
 from tercet.training.config import defaults_for, train_settings
 from tercet.training.mine_settings import MineSettings
-from tercet.training.mined import member_draws
+from tercet.training.mined import Members, member_draws
 from tercet.training.mining import mine_now, mine_table
 from tercet.training.step import Step
 from tests.objectives.test_offline import looped
@@ -110,6 +111,59 @@ def test_a_step_delivers_the_gradient_of_the_loop(system, objective, grad_cache,
     looped(objective, S, batch.positives(), M, ignored=batch.ignored).backward()
     for name, parameter in model.named_parameters():
         assert_close(found[name], parameter.grad, atol=1e-9, rtol=1e-7)
+
+
+def second_round(data, model, objective, steps, **given):
+    """Weights after so many steps, in float64."""
+    torch.manual_seed(0)
+    o = tercet.objective(objective)
+    draws = MemberDraws(random_table(data), data.owners, 10, couples=o.members)
+    batches = Batches(data, members=draws)
+    meetings = paired_meetings(data.owners, 24, seed=0, epoch=0) + paired_meetings(data.owners, 24, seed=0, epoch=1)
+    step, optimizer = Step(model, train_settings(SMALL | given)), torch.optim.Adam(model.parameters(), lr=1e-2)
+    shares = []
+    for meeting in meetings[:steps]:
+        optimizer.zero_grad()
+        outcome = step(o, wide(batches.make(meeting)), meeting.seed)
+        optimizer.step()
+        shares.append(outcome.scalar)
+    return model.state_dict(), shares
+
+
+@pytest.mark.parametrize("objective", ["off-tri", "off-quin", "aoq"])
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_steps_that_skip_rows_without_a_gradient_train_as_plain_layers_do(objective, kind, monkeypatch):
+    """Plain nn.Linear and F.normalize, S and members in one graph of autograd's own."""
+    data, _ = world("heads")
+    sizes = {"image_dim": data.images.shape[-1], "caption_dim": data.captions.shape[-1]}
+    found, seen = [], []
+
+    def watched(gradient):
+        active = rows_with_gradient(gradient)
+        seen.append(1.0 if active is None else len(active) / len(gradient))
+        return active
+
+    monkeypatch.setattr(projection, "rows_with_gradient", watched)
+    for plain in (False, True):
+        torch.manual_seed(0)
+        model = build("heads", joint_dim=24, kind=kind, **sizes).double()
+        if plain:
+            monkeypatch.setattr(projection, "_by_hand", lambda rows: False)
+            monkeypatch.setattr(Members, "scalar", plain_scalar)
+        found.append(second_round(data, model, objective, 12))
+    assert min(seen) < 1  # or nothing was skipped, and nothing shown
+    assert_close(found[0][0], found[1][0], rtol=0, atol=1e-10)
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-10)
+
+
+def plain_scalar(members, objective, images, captions, positives):
+    S = images @ captions.T
+    image, caption = positives.nonzero(as_tuple=True)
+    (i, i_other), (t, t_other) = members.items.image_places.T, members.items.caption_places.T
+    mined_S = members.images @ members.captions.T
+    columns = (images @ members.captions.T)[image, t], (members.images @ captions.T)[i, caption]
+    M = torch.stack([*columns, mined_S[i, t], mined_S[i_other, t_other]], dim=1)
+    return objective.on_similarity(S, positives, mined=M)
 
 
 def test_candidates_are_appended_once_and_ids_decide():

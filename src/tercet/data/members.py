@@ -54,9 +54,7 @@ class MemberDraws:
             raise ValueError(f"{self.table.place}: caption {empty[0]} has no mined image{LOOSEN}")
 
     def draw(self, images: Int[Tensor, " pair"], captions: Int[Tensor, " pair"], generator: torch.Generator) -> Drawn:
-        listed = torch.from_numpy(self.table.captions[images.numpy(), : self.top])
-        there = (listed >= 0).sum(dim=1)
-        place = self._places(images, there, generator)
+        place = self._places(images, self._captions_there[images], generator)
         return self.members(images, captions, place, torch.rand(len(images), generator=generator))
 
     def members(
@@ -67,12 +65,10 @@ class MemberDraws:
         chance: Float[Tensor, " pair"],
     ) -> Drawn:
         """For these places in the lists; `chance`, from 0 to below 1, chooses among the captions of i-."""
-        of_images = torch.from_numpy(self.table.captions[images.numpy(), : self.top]).long()
-        of_captions = torch.from_numpy(self.table.images[captions.numpy(), : self.top_images]).long()
-        t = of_images.gather(1, place[:, None])[:, 0]
+        t = torch.from_numpy(self.table.captions[images.numpy(), place.numpy()]).long()
         # As far down the one list as down the other, however long they are.
-        there, images_there = (of_images >= 0).sum(dim=1), (of_captions >= 0).sum(dim=1)
-        i = of_captions.gather(1, (place * images_there // there)[:, None])[:, 0]
+        down = place * self._images_there[captions] // self._captions_there[images]
+        i = torch.from_numpy(self.table.images[captions.numpy(), down.numpy()]).long()
         count = self._counts[i]
         other = self._by_owner[self._starts[i] + (chance * count).long().clamp(max=count - 1)]
         second = (i, t) if self.couples == 1 else (self.owners[t], other)
@@ -94,6 +90,15 @@ class MemberDraws:
             centred = torch.randn(len(images), generator=generator) * SPREAD + 0.5
             return (centred * there).long().clamp(min=0).minimum(there - 1)
         return (torch.rand(len(images), generator=generator) * there).long().minimum(there - 1)
+
+    @cached_property
+    def _captions_there(self) -> Int[Tensor, " image"]:
+        """Of each image's list, as far as it is drawn from."""
+        return torch.from_numpy((self.table.captions[:, : self.top] >= 0).sum(axis=1))
+
+    @cached_property
+    def _images_there(self) -> Int[Tensor, " caption"]:
+        return torch.from_numpy((self.table.images[:, : self.top_images] >= 0).sum(axis=1))
 
     @cached_property
     def _counts(self) -> Int[Tensor, " image"]:

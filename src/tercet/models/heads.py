@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from tercet import similarity
 from tercet.contracts import Similarity
 from tercet.models.gpo import GPO
-from tercet.models.norms import check_lengths, full_lengths, real_parts, unit
+from tercet.models.norms import check_lengths, full_lengths, real_parts
+from tercet.models.projection import Projection, unit_rows
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class _Head(nn.Module):
     def __init__(self, dim: int, settings: HeadsSettings) -> None:
         super().__init__()
         joint = settings.joint_dim
-        self.linear = nn.Linear(dim, joint)
-        self.hidden = (
-            nn.Sequential(nn.Linear(dim, joint), nn.GELU(), nn.Linear(joint, joint)) if settings.kind == "mlp" else None
-        )
+        self.linear = Projection(dim, joint)
+        self.hidden = None
+        if settings.kind == "mlp":
+            self.hidden = nn.Sequential(Projection(dim, joint), nn.GELU(), Projection(joint, joint))
         self.pool = GPO() if settings.pooling == "gpo" else None
 
     def forward(self, features: Tensor, lengths: Tensor | None) -> Float[Tensor, "item joint"]:
@@ -70,7 +71,7 @@ class _Head(nn.Module):
             lengths = full_lengths(projected) if lengths is None else lengths
             check_lengths(lengths, projected, "items")
             projected = self._pooled(projected, lengths)
-        return unit(projected)
+        return unit_rows(projected)
 
     def _pooled(self, parts: Float[Tensor, "item part joint"], lengths: Int[Tensor, " item"]) -> Tensor:
         if self.pool is not None:

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
 def swapped(mined: Float[Tensor, "pair 4"]) -> Float[Tensor, "pair 4"]:
     """As the other side sees its pairs: its own member first."""
-    return mined[:, [1, 0, 2, 3]]
+    return mined.index_select(1, torch.tensor([1, 0, 2, 3], device=mined.device))
 
 
 def as_rows(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tercet.contracts import PairMask, Similarity
@@ -89,6 +89,18 @@ class Offline(RowObjective):
         if self.kind != "off-tri":
             offline = offline + 0.5 * hinge(s_p[:, None], mined[:, 2:], self.mined_margin).sum(dim=1)
         return online + offline
+
+    def pairs_value(
+        self,
+        s_p: Float[Tensor, " pair"],
+        s_n: Float[Tensor, "2 pair"],
+        exists: Bool[Tensor, "2 pair"],
+        mined: Float[Tensor, "pair 4"],
+        weights: Float[Tensor, "2 pair"],
+    ) -> Float[Tensor, ""]:
+        """Of both directions at once, i2t first: half as many steps for autograd to take."""
+        both = torch.cat([mined, swapped(mined)])
+        return torch.dot(self.pair_value(s_p.repeat(2), s_n.flatten(), exists.flatten(), both), weights.flatten())
 
     def online_weight(self, s_n: Tensor, mined: Tensor) -> Tensor:
         if self.kind != "aoq":
@@ -179,8 +191,6 @@ class Offline(RowObjective):
         images = embedded.images.index_select(0, t2i.candidate[caption])
         for_images = embedded.similarity_of(own_images, captions)
         for_captions = embedded.similarity_of(images, own_captions)
-        value = self.pair_value(s_p, for_images, i2t.exists[image], mined) * sides[0].weights[image]
-        value = (
-            value + self.pair_value(s_p, for_captions, t2i.exists[caption], swapped(mined)) * sides[1].weights[caption]
-        )
-        return value.sum()
+        exists = torch.stack([i2t.exists[image], t2i.exists[caption]])
+        weights = torch.stack([sides[0].weights[image], sides[1].weights[caption]])
+        return self.pairs_value(s_p, torch.stack([for_images, for_captions]), exists, mined, weights)

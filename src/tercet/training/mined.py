@@ -13,7 +13,10 @@ from tercet.data.mined import MinedTable
 from tercet.data.pairs import PairedData
 from tercet.objectives import RowObjective
 from tercet.objectives.entries import products_of_entries
+from tercet.objectives.hardest import hardest_negative
+from tercet.objectives.masks import Rows
 from tercet.objectives.offline import Offline
+from tercet.objectives.reduction import query_weights
 from tercet.training import distributed
 from tercet.training.settings import TrainSettings
 
@@ -47,6 +50,8 @@ class Members(NamedTuple):
     images: Float[Tensor, "mined_image *rest"]
     captions: Float[Tensor, "mined_caption *rest_of_caption"]
     items: MinedItems
+    behind: tuple[Float[Tensor, "image_or_mined dim"], Float[Tensor, "caption_or_mined dim"]] | None = None
+    """Both sides behind the batch's own items, where they were encoded together."""
 
     def gathered(self) -> tuple[Float[Tensor, "pair 2 *rest"], Float[Tensor, "pair 2 *rest_of_caption"]]:
         """Two of each side of a pair."""
@@ -55,12 +60,9 @@ class Members(NamedTuple):
     def similarity(self, model: Any, images: Tensor, captions: Tensor, positives: PairMask) -> Float[Tensor, "pair 4"]:
         """Pair by pair, by the model's own similarity: never a square of what was mined."""
         image, caption = positives.nonzero(as_tuple=True)
+        if model.dot_product:
+            return self._entries(images, captions, *self._pairs(image, caption, len(images), len(captions))).T
         (i, i_other), (t, t_other) = self.items.image_places.unbind(dim=1), self.items.caption_places.unbind(dim=1)
-        if model.dot_product:  # all four columns at once, of the batch's items and the mined ones behind them
-            i, i_other, t, t_other = i + len(images), i_other + len(images), t + len(captions), t_other + len(captions)
-            rows, columns = torch.stack([image, i, i, i_other], dim=1), torch.stack([t, caption, t, t_other], dim=1)
-            sides = torch.cat([images, self.images]), torch.cat([captions, self.captions])
-            return products_of_entries(*sides, rows.flatten(), columns.flatten()).view(-1, 4)
         own_images, own_captions = _rows(images, image), _rows(captions, caption)
         i, i_other, t, t_other = (
             *(_rows(self.images, places) for places in (i, i_other)),
@@ -68,6 +70,49 @@ class Members(NamedTuple):
         )
         sides_of = (own_images, t), (i, own_captions), (i, t), (i_other, t_other)
         return torch.stack([model.similarity_of_pairs(*each) for each in sides_of], dim=1)
+
+    def scalar(self, objective: Offline, images: Tensor, captions: Tensor, positives: PairMask) -> Float[Tensor, ""]:
+        """The objective on dot products. It looks at seven of each pair; S only says which negatives are the hardest.
+
+        So S needs no graph, and all that has a gradient is one list of entries.
+        """
+        with torch.no_grad():
+            of_images = Rows(images @ captions.T, positives, ~positives)
+            of_captions = of_images.transposed()
+            i2t, t2i = hardest_negative(of_images), hardest_negative(of_captions)
+            image, caption = positives.nonzero(as_tuple=True)
+            own_rows = torch.stack([image, image, t2i.candidate[caption]])
+            own_columns = torch.stack([caption, i2t.candidate[image], caption])
+            known = of_images.similarity.flatten()[own_rows * len(captions) + own_columns]
+            rows, columns = self._pairs(image, caption, len(images), len(captions))
+            rows, columns = torch.cat([own_rows, rows]), torch.cat([own_columns, columns])
+            exists = torch.stack([i2t.exists[image], t2i.exists[caption]])
+            of_queries = [
+                query_weights(side.positives.any(dim=1), objective.reduction, images.dtype)
+                for side in (of_images, of_captions)
+            ]
+            weights = torch.stack([of_queries[0][image], of_queries[1][caption]])
+        s_p, s_n, mined = self._entries(images, captions, rows, columns, known).split([1, 2, 4])
+        return objective.pairs_value(s_p[0], s_n, exists, mined.T, weights)
+
+    def _pairs(
+        self, image: Int[Tensor, " pair"], caption: Int[Tensor, " pair"], images: int, captions: int
+    ) -> tuple[Int[Tensor, "4 pair"], Int[Tensor, "4 pair"]]:
+        """Of the four members: rows and columns among the batch's own items and the mined ones behind them."""
+        (i, i_other), (t, t_other) = (self.items.image_places + images).T, (self.items.caption_places + captions).T
+        return torch.stack([image, i, i, i_other]), torch.stack([t, caption, t, t_other])
+
+    def _entries(
+        self,
+        images: Tensor,
+        captions: Tensor,
+        rows: Int[Tensor, "kind pair"],
+        columns: Int[Tensor, "kind pair"],
+        known: Float[Tensor, "known_kind pair"] | None = None,
+    ) -> Float[Tensor, "kind pair"]:
+        sides = self.behind or (torch.cat([images, self.images]), torch.cat([captions, self.captions]))
+        known = None if known is None else known.flatten()
+        return products_of_entries(*sides, rows.flatten(), columns.flatten(), known).view(rows.shape)
 
 
 def _rows(encoded: Float[Tensor, "item *rest"], places: Int[Tensor, "*wanted"]) -> Tensor:
@@ -81,5 +126,5 @@ def everyones_mined(
     """In several processes: the pairs of this one's images with captions of all; together they are in order."""
     caption_ids = distributed.everyones(batch.caption_ids)
     positives = batch.image_ids[:, None] == caption_ids[None, :]
-    mined = members.similarity(model, images, distributed.everyones(captions), positives)
+    mined = members._replace(behind=None).similarity(model, images, distributed.everyones(captions), positives)
     return distributed.everyones(mined)

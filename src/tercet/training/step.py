@@ -10,8 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.contracts import Batch, MinedItems, Similarity
+from tercet.data.buffers import Buffers
 from tercet.data.dropout import SizeAugmentation, drop_regions
 from tercet.objectives.base import RowObjective
+from tercet.objectives.offline import Offline
 from tercet.training import distributed
 from tercet.training.grad_cache import Cached, has_batch_norm, refuse_batch_norm
 from tercet.training.learned_scale import fitted, scale_and_bias, scaled
@@ -19,6 +21,7 @@ from tercet.training.mined import Members, everyones_mined
 from tercet.training.randomness import reseed
 from tercet.training.settings import TrainSettings
 
+_BUFFERS = Buffers()
 SMALL = 1 << 20  # entries of S, up to which it is made whole beside mined members
 
 
@@ -72,11 +75,11 @@ class Step:
 
     def _together(self, batch: Batch) -> tuple[Tensor, Tensor, Members]:
         items = _mined_of(batch)
-        images = self.encode_images(torch.cat([batch.images, items.images]), None)
-        captions = self.encode_captions(torch.cat([batch.captions, items.captions]), None)
+        images = self.encode_images(_end_to_end(batch.images, items.images), None)
+        captions = self.encode_captions(_end_to_end(batch.captions, items.captions), None)
         own_images, mined_images = images.split([len(batch.images), len(items.images)])
         own_captions, mined_captions = captions.split([len(batch.captions), len(items.captions)])
-        return own_images, own_captions, Members(mined_images, mined_captions, items)
+        return own_images, own_captions, Members(mined_images, mined_captions, items, (images, captions))
 
     def encode_images(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "image *rest"]:
         with self._autocast(items):
@@ -102,7 +105,11 @@ class Step:
         alone = distributed.world()[1] == 1
         special = batch.ignored is not None or batch.also_positive is not None
         whole = members is not None and alone and len(images) * len(captions) <= SMALL
-        if self.model.dot_product and not special and not whole:
+        if self.model.dot_product and not special and whole:
+            assert members is not None
+            assert isinstance(objective, Offline)
+            return members.scalar(objective, images, captions, batch.positives())
+        if self.model.dot_product and not special:
             scale, bias = scale_and_bias(self.model, objective, self.settings.objective_settings)
             return objective(
                 images,
@@ -184,6 +191,13 @@ class Step:
 def _mined_of(batch: Batch) -> MinedItems:
     assert batch.mined is not None
     return batch.mined
+
+
+def _end_to_end(own: Float[Tensor, "item dim"], mined: Float[Tensor, "mined dim"]) -> Float[Tensor, "both dim"]:
+    """In memory that serves again: a fresh tensor of this size is found and cleared page by page."""
+    if own.device.type != "cpu":
+        return torch.cat([own, mined])
+    return torch.cat([own, mined], out=_BUFFERS.lend((len(own) + len(mined), own.shape[1]), own.dtype))
 
 
 def _detached(members: Members | None) -> Members | None:
