@@ -55,6 +55,7 @@ async def client(address: str, texts: list[str], seconds: float, seed: int, load
             load.errors.append(head.splitlines()[0])
         due += 1.0
     writer.close()
+    await writer.wait_closed()
 
 
 async def loaded(address: str, texts: list[str], clients: int, seconds: float) -> Load:
@@ -65,19 +66,21 @@ async def loaded(address: str, texts: list[str], clients: int, seconds: float) -
 
 def under_load(index: Path, clients: int, seconds: float) -> Load:
     command = [sys.executable, "-m", "tercet.cli", "serve", str(index), "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        address = server.stdout.readline().strip()
-        while any(
-            each["state"] == "opening" for each in json.load(urllib.request.urlopen(f"{address}api/about"))["indexes"]
-        ):
-            time.sleep(0.2)
-        texts = [caption for item in open_index(index).items for caption in item.captions]
-        return asyncio.run(loaded(address, texts, clients, seconds))
-    finally:
-        server.terminate()
-        server.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            while _is_opening(address):
+                time.sleep(0.2)
+            texts = [caption for item in open_index(index).items for caption in item.captions]
+            return asyncio.run(loaded(address, texts, clients, seconds))
+        finally:
+            server.terminate()
+
+
+def _is_opening(address: str) -> bool:
+    with urllib.request.urlopen(f"{address}api/about") as answer:
+        return any(each["state"] == "opening" for each in json.load(answer)["indexes"])
 
 
 def recall_through(index: Path, k: int = 10) -> tuple[float, int]:

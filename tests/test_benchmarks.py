@@ -124,3 +124,24 @@ def test_the_table_of_a_second_round_says_which_row_is_one(tmp_path):
     rows = [line for line in file.read_text().splitlines() if line.startswith("| heads")]
     assert [row.split(" | ")[0] for row in rows] == ["| heads, second round", "| heads, untrained"]
     assert "**Second round** is the state of one" in file.read_text()
+
+
+def test_the_load_on_the_server_is_real_and_recall_is_that_of_the_evaluation(tmp_path):
+    import search as bench
+    from tercet.data.formats import open_data
+    from tercet.data.pictures import open_picture
+    from tercet.search.items import pictures_of_data
+    from tests.search.made import SCENES, index, model
+
+    made = index(tmp_path, "found", model("vsepp"))
+    load = bench.under_load(made, clients=4, seconds=2)
+    assert len(load.milliseconds) == 8
+    assert load.errors == []
+    assert 0 < load.at(0.5) <= load.at(0.95) <= max(load.milliseconds)
+    retriever, data = model("vsepp").eval(), bench.open_index(made).items
+    pictures = pictures_of_data(open_data(SCENES))
+    images = retriever.embed_pictures([open_picture(pictures[item.path][0]) for item in data])
+    captions = [(caption, row) for row, item in enumerate(data) for caption in item.captions]
+    texts, owners = zip(*captions, strict=True)
+    expected = tercet.evaluate_embeddings(images, retriever.embed_texts(texts), owners=torch.tensor(owners))
+    assert bench.recall_through(made) == (pytest.approx(expected["t2i_r10"]), len(texts))
