@@ -167,3 +167,85 @@ def test_stores_find_the_nearest():
     assert recall_of(hnsw, vectors) > 0.9
     assert flat.search(vectors[:2], 1000)[1].shape == (2, 500)
     assert flat.search(vectors[:0], 3)[1].shape == (0, 0)
+
+
+def test_folders_of_others_are_not_touched(tmp_path):
+    draw(tmp_path / "photos", ["a"])
+    for taken in ("generation_of_leaders", "unfinished"):
+        (tmp_path / taken / taken).mkdir(parents=True)
+        (tmp_path / taken / taken / "thesis.txt").write_text("years of work")
+        with pytest.raises(ValueError, match="holds no index but other things"):
+            update_index(tmp_path / taken, pictures_of_folder(tmp_path / "photos"), Embedder(), MODEL)
+        assert (tmp_path / taken / taken / "thesis.txt").exists()
+    update_index(tmp_path / "index", pictures_of_folder(tmp_path / "photos"), Embedder(), MODEL)
+    (tmp_path / "index" / "generation_of_leaders").mkdir()
+    (tmp_path / "index" / "unfinished").mkdir()
+    (tmp_path / "index" / "unfinished" / "novel.txt").write_text("a chapter")
+    update_index(tmp_path / "index", pictures_of_folder(tmp_path / "photos"), Embedder(), MODEL)
+    assert (tmp_path / "index" / "generation_of_leaders").exists()
+    assert (tmp_path / "index" / "unfinished" / "novel.txt").exists()
+
+
+def test_a_file_that_changes_meanwhile_has_the_vector_of_what_was_embedded(tmp_path):
+    photos = tmp_path / "photos"
+    draw(photos, ["a", "b"])
+    before = (photos / "b.png").read_bytes()
+
+    pictures = pictures_of_folder(photos)
+
+    class Changing:
+        """Looked at once, then written to."""
+
+        looks = 0
+
+        def content(self):
+            self.looks += 1
+            if self.looks == 2:
+                draw(photos, ["b"], seed=5)
+            return (photos / "b.png").read_bytes()
+
+    pictures[str(photos / "b.png")] = (Changing(), ())
+    update_index(tmp_path / "index", pictures, Embedder(), MODEL)
+    index = open_index(tmp_path / "index")
+    now = Embedder()([Image.open(photos / "b.png")]).vectors[0]
+    assert np.array_equal(index.vectors[1], now)
+    (photos / "old.png").write_bytes(before)
+    embed = Embedder()
+    update_index(tmp_path / "index", pictures_of_folder(photos), embed, MODEL)
+    assert embed.seen == 1  # the old content has no vector yet
+    found = open_index(tmp_path / "index")
+    old = [item.path for item in found.items].index(str(photos / "old.png"))
+    assert np.array_equal(found.vectors[old], Embedder()([Image.open(photos / "old.png")]).vectors[0])
+
+
+def test_odd_names_and_links(tmp_path):
+    photos = tmp_path / "photos"
+    draw(photos, ["plain", "two\nlines", "[bold]brackets[", "zeit"])
+    os.rename(photos / "zeit.png", os.fsencode(photos) + b"/\xff.png")
+    (photos / "nowhere.png").symlink_to(tmp_path / "gone.png")
+    with open(os.fsencode(photos) + b"/\xfe.jpg", "wb") as broken:
+        broken.write(b"no picture")
+    updated = update_index(tmp_path / "index", pictures_of_folder(photos), Embedder(), MODEL)
+    assert updated.added == 4
+    listed = (tmp_path / "index" / "generation_000001" / "unreadable.txt").read_text().splitlines()
+    assert len(listed) == 2
+    assert any("udcfe" in line for line in listed)
+    assert len(open_index(tmp_path / "index").items) == 4
+
+
+def test_the_kind_of_an_index_stays(tmp_path):
+    draw(tmp_path / "photos", [f"p{n:02d}" for n in range(20)])
+    pictures = pictures_of_folder(tmp_path / "photos")
+    assert update_index(tmp_path / "index", pictures, Embedder(), MODEL, kind="hnsw").recall is not None
+    assert update_index(tmp_path / "index", pictures, Embedder(), MODEL).recall is not None
+    assert open_index(tmp_path / "index").manifest["kind"] == "hnsw"
+    assert update_index(tmp_path / "index", pictures, Embedder(), MODEL, kind="flat").recall is None
+
+
+def test_a_damaged_batch_is_made_again(tmp_path):
+    draw(tmp_path / "photos", ["a", "b"])
+    (tmp_path / "index" / "unfinished").mkdir(parents=True)
+    (tmp_path / "index" / "unfinished" / "batch_000004.npz").write_bytes(b"no archive")
+    embed = Embedder()
+    update_index(tmp_path / "index", pictures_of_folder(tmp_path / "photos"), embed, MODEL)
+    assert embed.seen == 2

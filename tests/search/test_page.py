@@ -56,7 +56,10 @@ def visiting(browser, address, where="", width=1280, **given):
     assert said == []
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("[...document.images].every((i) => i.alt)")
+    assert page.evaluate("[...document.images].every((i) => i.hasAttribute('alt'))")
+    named = """[...document.querySelectorAll('button, a, input, select')].every((e) => e.ariaLabel || e.labels?.length
+        || e.innerText.trim() || e.closest('[hidden], dialog:not([open])'))"""
+    assert page.evaluate(named)
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((e) => e.id)")
     assert len(ids) == len(set(ids))
     context.close()
@@ -86,11 +89,22 @@ def test_search_by_words_keys_and_clicks(browser, address, width):
         page.wait_for_selector("#item .grid li")
         assert page.locator("#item").get_attribute("open") is not None
         assert "2, similarity" in page.locator("#item .facts").inner_text()
+        page.locator("#item .grid button").first.press("Enter")  # a neighbour, by keyboard
+        until(page, "document.activeElement.id === 'item-title'")
         page.keyboard.press("Escape")
         assert page.locator("#item").get_attribute("open") is None
+        page.fill("#q", "a blue ring")
+        page.press("#q", "Enter")
+        until(page, "document.getElementById('found').textContent.includes('blue ring')")
         page.go_back()
-        page.go_forward()
-        page.wait_for_selector("#results li img")
+        until(page, "document.getElementById('found').textContent.includes('red square')")
+        assert page.input_value("#q") == "a red square"
+        page.click("nav a[data-tab=compare]")
+        page.click("nav a[data-tab=search]")  # back to where one was
+        until(page, "document.getElementById('found').textContent.includes('red square')")
+        page.locator(".skip").focus()
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
 
 
 def test_search_by_a_dropped_picture(browser, address):
@@ -164,6 +178,14 @@ def test_runs_live(browser, address, folder):
         trained.start()  # the page is not touched while it comes
         until(page, "document.querySelectorAll('#runs-table tbody tr').length === 5")
         trained.join()
+        (written,) = (folder / "runs").glob("*_triplet_s0_*/metrics.jsonl")
+        counted = next(line for line in written.read_text().splitlines() if '"cocos"' in line)
+        curve = "document.querySelector('#counts path.curve').getAttribute('d')"
+        until(page, f"({curve} || '').length > 0")
+        before = page.evaluate(curve)
+        with written.open("a") as more:  # what a run writes within an epoch is seen too
+            more.write(counted.replace('"step": 0', '"step": 99', 1) + "\n")
+        until(page, f"(before) => {curve} !== before", before)
         until(page, "document.querySelector('#runs-table tbody tr').innerText.includes('finished')")
         page.locator("#runs-table tbody tr input").first.uncheck()
         until(page, "document.querySelectorAll('#curves path.curve').length === 4")
@@ -200,6 +222,10 @@ def test_playground(browser, address):
     with visiting(browser, address, link.removeprefix(address)) as page:  # a link reproduces the setting
         page.wait_for_selector("#planes svg .equal")
         assert page.evaluate(lines) == shown
+        page.goto(f"{address}#playground?objective=cir/sig-ms&tau=500&nothing=1")
+        until(page, "document.getElementById('python').textContent.includes('tau=500')")
+        assert page.locator("#set-tau + output").inner_text() == "500"
+        until(page, "document.getElementById('playground-note').textContent.includes('no setting nothing')")
         page.check("#triplet-weights input[value=con]")
         until(page, "document.getElementById('python').textContent.includes('con/sig-ms')")
         page.select_option("#objective", "nt-xent")

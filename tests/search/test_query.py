@@ -1,15 +1,21 @@
 """Search as a person would: by words and by a picture, from the command line and from Python."""
 
 import json
+import os
 import subprocess
 import sys
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 import tercet
 from tercet.cli import main
+from tercet.data.pictures import PictureFile
+from tercet.search.index import open_index
+from tercet.search.items import SourceOfPictures, checksum_of
 from tercet.search.query import Searcher
 from tests.search.test_index import draw
 from tests.test_retriever import minilm, retrievers  # noqa: F401 - a fixture
@@ -88,3 +94,30 @@ def test_mistakes_get_one_line(searched, arguments, message, monkeypatch, capsys
     assert message in said
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_brackets_are_no_markup(tmp_path, minilm):  # noqa: F811
+    made = retrievers(minilm)["vsepp pixels"]
+    made.save(tmp_path / "model")
+    draw(tmp_path / "photos", ["[red]a", "[", "[bold"])
+    run(tmp_path, "index", "model", "--images", "photos", "--out", "found")
+    said = run(tmp_path, "search", "found", "dogs")
+    assert "[red]a.png" in "".join(said.split())
+
+
+def test_pictures_inside_a_file_are_found_again_from_anywhere(tmp_path, minilm, monkeypatch):  # noqa: F811
+    retrievers(minilm)["vsepp pixels"].save(tmp_path / "model")
+    draw(tmp_path / "photos", ["a", "b"])
+    photos = [path.read_bytes() for path in sorted((tmp_path / "photos").iterdir())]
+    rows = {"image": [{"bytes": each, "path": None} for each in photos], "caption": ["a [/bold] dog", "a cat"]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "scenes_packed.parquet")
+    run(tmp_path, "index", "model", "--images", "scenes_packed.parquet", "--out", "found")
+    assert "a [/bold] dog" in run(tmp_path, "search", "found", "dogs")
+    monkeypatch.chdir("/")
+    index = open_index(tmp_path / "found")
+    source = SourceOfPictures(index.manifest["source"])
+    assert [checksum_of(source.picture(item).content()) for item in index.items] == [i.checksum for i in index.items]
+    os.utime(tmp_path / "photos" / "a.png", (0, 0))  # as old as can be, and a file all the same
+    run(tmp_path, "index", "model", "--images", "photos", "--out", "old")
+    item = open_index(tmp_path / "old").items[0]
+    assert isinstance(SourceOfPictures(None).picture(item), PictureFile)

@@ -11,7 +11,7 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import numpy as np
 import pytest
@@ -90,19 +90,23 @@ def test_a_picture_finds_itself(address):
     assert not item["attention"]
 
 
+def rank_of(searcher, text, number):
+    return next(hit.rank for hit in searcher.words(text, len(searcher.index.items)) if hit.number == number)
+
+
 def test_models_are_compared(address, folder):
     _, found = get(address, "/api/compare", q="a red square", index=["first", "second"], k=5)
     searchers = [Searcher.open(folder / name) for name in ("first", "second")]
     for column, searcher in zip(found["columns"], searchers, strict=True):
         assert [each["number"] for each in column] == [hit.number for hit in searcher.words("a red square", 5)]
         for each in column:
-            assert each["ranks"] == [one.ranks("a red square", [each["number"]])[0] for one in searchers]
+            assert each["ranks"] == [rank_of(one, "a red square", each["number"]) for one in searchers]
     status, moved = get(address, "/api/compare/differences", index=["first", "second"])
     assert status == 200
     ratios = [max(each["ranks"]) / min(each["ranks"]) for each in moved]
     assert ratios == sorted(ratios, reverse=True)
     for each in moved[:3]:
-        assert each["ranks"] == [one.ranks(each["query"], [each["number"]])[0] for one in searchers]
+        assert each["ranks"] == [rank_of(one, each["query"], each["number"]) for one in searchers]
 
 
 def test_regions_of_words(address):
@@ -191,6 +195,9 @@ HOSTILE = [
     ("GET", "/api/diagram?objective=nt-xent&temperature=-1", None, 422, "temperature"),
     ("GET", "/api/diagram?objective=nt-xent&temperature=NaN", None, 422, "temperature"),
     ("GET", "/api/diagram?objective=nt-xent&nothing=1", None, 422, "no setting"),
+    ("GET", "/api/diagram?objective=cir/con&tau=" + "1" * 400, None, 422, "400 signs"),
+    ("GET", "/api/gradient?objective=cir/con&tau=" + "[" * 3000, None, 422, "3,000 signs"),
+    ("GET", "/api/items/0/picture?checksum=another", None, 404, "another one now"),
     ("GET", "/api/diagram?objective=aoq&mined=inf", None, 422, "mined"),
     ("GET", "/api/compare?q=dogs&index=first", None, 422, "from 2 to 3"),
     ("GET", "/nothing", None, 404, ""),
@@ -256,14 +263,22 @@ def test_headers_and_description(address):
     assert get(address, "/", headers={"Host": "evil.example"})[0] == 421
 
 
-def test_a_token_is_asked_for(folder):
-    with serving(folder / "first", "--token", "open sesame", wait=False) as (address, _):
-        address = address.split("?")[0]
+@pytest.mark.parametrize("token", ["sesame", 'a b;c&d#e"f%41+[bold]x', "Ünïcode"])
+def test_a_token_is_asked_for(folder, token):
+    with serving(folder / "first", "--token", token, wait=False) as (link, _):
+        address = link.split("?")[0]
         assert get(address, "/")[0] == 401
+        assert get(address, "/api/about", headers={"Cookie": 'tercet_token=wrong; odd="a;b'})[0] == 401
         assert get(address, "/api/about", headers={"Authorization": "Bearer wrong"})[0] == 401
-        assert get(address, "/api/about", headers={"Authorization": "Bearer open sesame"})[0] == 200
-        assert get(address, "/", token="open sesame")[0] == 303
-        assert get(address, "/api/about", headers={"Cookie": 'tercet_token="open sesame"'})[0] == 200
+        bearer = f"Bearer {token}".encode()
+        assert get(address, "/api/about", headers={"Authorization": bearer})[0] == 200
+        connection = HTTPConnection(urlsplit(link).hostname, urlsplit(link).port)
+        connection.request("GET", f"/?{urlsplit(link).query}")  # as printed
+        answer = connection.getresponse()
+        assert answer.status == 303
+        cookie = answer.headers["set-cookie"].split(";")[0]
+        connection.close()
+        assert get(address, "/api/about", headers={"Cookie": cookie})[0] == 200
 
 
 def test_the_page_does_not_wait_for_models_and_the_end_is_graceful(folder):
@@ -296,6 +311,7 @@ def test_the_page_does_not_wait_for_models_and_the_end_is_graceful(folder):
         (("nowhere",), "no index there"),
         (("--runs", "nowhere"), "no such folder of runs"),
         (("--port", "99999"), "--port must be"),
+        (("--token", ""), "--token is empty"),
         (("--host", "no.such.host.invalid"), "cannot listen"),
     ],
 )
@@ -317,3 +333,61 @@ def test_an_index_that_cannot_be_opened_closes_no_other(folder):
         status, told = get(address, "/api/search", q="a star", index="broken")
         assert status == 500
         assert "could not be opened" in told["error"]
+        assert str(folder) not in told["error"]
+
+
+def test_broken_runs_hide_no_others(folder, address):
+    before = len(get(address, "/api/runs")[1])
+    for number, (settings, line) in enumerate(
+        [
+            ({"seed": None, "epochs": None}, {"epoch": None, "split": "validation", "rsum": None}),
+            ({"seed": "x"}, {}),
+            ({}, {"cocos": {"i2t": None}, "step": None}),
+        ]
+    ):
+        run = folder / "runs" / f"20260101_odd_heads_nt-xent_s{number}_012345678{number}"
+        run.mkdir()
+        (run / "settings.json").write_text(json.dumps(settings))
+        (run / "metrics.jsonl").write_text(json.dumps(line) + "\n[1]\nnothing\n")
+        assert get(address, f"/api/runs/{run.name}")[0] == 200
+    status, found = get(address, "/api/runs")
+    assert status == 200
+    assert len(found) == before + 2
+
+
+def test_pictures_may_be_kept_only_by_their_checksum(address):
+    _, found = get(address, "/api/search", q="a star", k=1)
+    split, best = urlsplit(address), found["results"][0]
+    for given, kept in (({"checksum": best["checksum"]}, True), ({}, False)):
+        connection = HTTPConnection(split.hostname, split.port)
+        connection.request("GET", f"/api/items/{best['number']}/picture?{urlencode(given)}")
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        assert ("immutable" in answer.headers["cache-control"]) == kept
+
+
+def test_senders_who_leave_are_no_news(folder):
+    with serving(folder / "first") as (address, process):
+        split = urlsplit(address)
+        for _ in range(3):
+            with socket.create_connection((split.hostname, split.port)) as raw:
+                raw.sendall(b"POST /api/search/picture HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nabc")
+                time.sleep(0.1)
+        with socket.create_connection((split.hostname, split.port)) as raw:  # more than will ever be read
+            raw.sendall(b"POST /api/search/picture HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999\r\n\r\n")
+            assert b" 413 " in raw.recv(4096)
+        assert get(address, "/api/search", q="a star", k=1)[0] == 200
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=20)
+        assert "Traceback" not in process.stdout.read()
+
+
+@pytest.mark.slow
+def test_those_who_ask_nothing_are_sent_away(address):
+    split = urlsplit(address)
+    silent = [socket.create_connection((split.hostname, split.port)) for _ in range(600)]
+    time.sleep(12)
+    assert get(address, "/api/search", q="a star", k=1)[0] == 200
+    for each in silent:
+        each.close()

@@ -38,15 +38,16 @@ class PictureFile:
 
 @dataclass(frozen=True)
 class PictureBytes:
-    """One that somebody sent."""
+    """One that somebody sent, or that was read before."""
 
     data: bytes
+    name: str = "the picture"
 
     def content(self) -> bytes:
         return self.data
 
     def __str__(self) -> str:
-        return "the picture"
+        return self.name
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from tercet.data.formats import FORMATS, open_data
 from tercet.data.pictures import SUFFIXES
 from tercet.retriever import load
 from tercet.search.index import Pictures, Updated, update_index
-from tercet.search.items import pictures_of_data, pictures_of_folder
+from tercet.search.items import pictures_of_data, pictures_of_folder, printable
 from tercet.search.looks import check_indexable, kept_of
 from tercet.search.query import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
@@ -23,7 +24,9 @@ SHOWN = 5  # unreadable files that are named on the terminal; all are in unreada
 def index(settings: IndexSettings, console: Console) -> Updated:
     retriever = load(settings.model)  # before any picture is looked at: a wrong path costs nothing
     check_indexable(retriever)
-    pictures = _pictures(settings.images, settings.splits)
+    # By its whole path: an index is looked into from anywhere. What is no path is the name of a generated set.
+    source = str(Path(settings.images).resolve()) if Path(settings.images).exists() else settings.images
+    pictures = _pictures(source, settings.splits)
     about = {"path": str(settings.model.resolve()), "system": retriever.system}
     about["weights"] = checksum_of_weights(settings.model)
     columns = (TextColumn("embeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -35,7 +38,7 @@ def index(settings: IndexSettings, console: Console) -> Updated:
             lambda opened: kept_of(retriever, opened),
             about,
             kind=settings.kind,
-            source=settings.images if settings.images.startswith("scenes") else str(Path(settings.images).resolve()),
+            source=source,
             advance=lambda done, total: progress.update(task, completed=done, total=total),
         )
     for fault in updated.unreadable[:SHOWN]:
@@ -75,7 +78,8 @@ def table(hits: list[Hit]) -> Table:
         shown.add_column("caption")
     for hit in hits:
         row = [str(hit.rank), f"{hit.similarity:.3f}", hit.item.path]
-        shown.add_row(*row, *([hit.item.captions[0] if hit.item.captions else ""] if with_captions else []))
+        row += [hit.item.captions[0] if hit.item.captions else ""] if with_captions else []
+        shown.add_row(*(Text(printable(cell)) for cell in row))  # as they are: brackets are no markup
     return shown
 
 

@@ -11,6 +11,7 @@ embedded is kept batch by batch, so that a kill costs a batch, and nothing that 
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,10 +23,10 @@ from jaxtyping import Float
 from PIL import Image
 
 from tercet.data.lines import read_json
-from tercet.data.pictures import Picture, PictureFile, open_picture
-from tercet.data.whole import alone
+from tercet.data.pictures import Picture, PictureBytes, PictureFile, open_picture
+from tercet.data.whole import LOCK, alone
 from tercet.runs import write_safely
-from tercet.search.items import Item, checksum_of, read_items, write_items
+from tercet.search.items import Item, checksum_of, printable, read_items, write_items
 from tercet.search.known import Known
 from tercet.search.looks import Kept
 from tercet.search.store import FaissStore, Kind, Store, recall_of
@@ -94,17 +95,20 @@ def update_index(
     embed: Embed,
     model: dict[str, Any],
     *,
-    kind: Kind = "flat",
+    kind: Kind | None = None,
     source: str | None = None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Updated:
     """Make the index hold these pictures and no others; only what is new or changed is embedded.
 
-    `source` names the data set, for pictures that are no files of their own.
+    `kind` is that of the index as it was, or flat, where none is named. `source` names the data set, for pictures that
+    are no files of their own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         before = open_index(folder) if (folder / MANIFEST).is_file() else None
+        _check_own(folder)
+        kind = kind or (before.manifest["kind"] if before is not None else "flat")
         if before is not None and before.manifest["model"]["weights"] != model["weights"]:
             raise ValueError(
                 f"{folder} was made with {before.manifest['model']['path']}, another model: vectors of two models do "
@@ -131,6 +135,24 @@ def update_index(
     )
 
 
+def _check_own(folder: Path) -> None:
+    """What is nobody's business here is neither removed nor written beside."""
+    if (folder / MANIFEST).is_file():
+        return
+    others = [
+        each.name for each in folder.iterdir() if each.name not in (LOCK, UNFINISHED) and not _is_generation(each)
+    ]
+    batches = folder / UNFINISHED
+    if batches.is_dir():
+        others += [f"{UNFINISHED}/{each.name}" for each in batches.iterdir() if not each.name.startswith("batch_")]
+    if others:
+        raise ValueError(f"{folder} holds no index but other things ({printable(others[0])}): name a folder of its own")
+
+
+def _is_generation(path: Path) -> bool:
+    return re.fullmatch(r"generation_\d{6}", path.name) is not None
+
+
 def _looked_at(pictures: Pictures, old: Mapping[str, Item], faults: dict[str, str]) -> Iterator[tuple[str, Item]]:
     """Each with its checksum; a file that was not written to since is not read."""
     for place, (picture, captions) in pictures.items():
@@ -143,12 +165,12 @@ def _looked_at(pictures: Pictures, old: Mapping[str, Item], faults: dict[str, st
         except ValueError as error:
             faults[place] = str(error)
             continue
-        yield place, Item(place, captions, len(content), stamp[1] if stamp else 0, checksum_of(content))
+        yield place, Item(place, captions, len(content), stamp[1] if stamp else None, checksum_of(content))
 
 
 def _embed(
     todo: list[str],
-    items: Mapping[str, Item],
+    items: dict[str, Item],
     pictures: Pictures,
     embed: Embed,
     known: Known,
@@ -159,18 +181,25 @@ def _embed(
     for start in range(0, len(todo), AT_ONCE):
         opened: dict[str, Image.Image] = {}
         for place in todo[start : start + AT_ONCE]:
-            if items[place].checksum in known or items[place].checksum in opened:
-                continue  # the same picture under another name
             try:
-                opened[items[place].checksum] = open_picture(pictures[place][0])
+                item, content = _read_again(items[place], pictures[place][0])
+                items[place] = item
+                if item.checksum not in known and item.checksum not in opened:  # else the same under another name
+                    opened[item.checksum] = open_picture(PictureBytes(content, str(pictures[place][0])))
             except ValueError as error:
                 faults[place] = str(error)
         if opened:
             known.keep(list(opened), embed(list(opened.values())))
         advance(min(start + AT_ONCE, len(todo)), len(todo))
-    for place in todo:  # copies of what could not be read cannot be read either
-        if items[place].checksum not in known and place not in faults:
-            faults[place] = f"{pictures[place][0]}: the same as another picture that cannot be read"
+
+
+def _read_again(item: Item, picture: Picture) -> tuple[Item, bytes]:
+    """The bytes that are embedded, and the item with their checksum: a file may have changed since it was looked at."""
+    stamp, content = _stamp(picture), picture.content()
+    checksum = checksum_of(content)
+    if checksum == item.checksum:
+        return item, content
+    return replace(item, size=len(content), modified=stamp[1] if stamp else None, checksum=checksum), content
 
 
 def _write(
@@ -195,15 +224,15 @@ def _write(
     np.save(part / VECTORS, vectors)
     known.write_parts(part / PARTS, checksums)
     write_items(part / ITEMS, items)
-    (part / UNREADABLE).write_text("".join(f"{fault}\n" for fault in faults.values()), encoding="utf-8")
+    (part / UNREADABLE).write_text("".join(f"{printable(fault)}\n" for fault in faults.values()), encoding="utf-8")
     recall = recall_of(store, vectors) if kind != "flat" else None
     manifest = {"what": "index", "model": model, "generation": part.name, "kind": kind, "recall": recall}
     manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
     for file in part.iterdir():
         _to_disk(file)  # before it is named: a power cut must not leave a name without its content
     write_safely(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    for old in folder.glob("generation_*"):
-        if old != part:
+    for old in folder.iterdir():
+        if _is_generation(old) and old != part:
             shutil.rmtree(old, ignore_errors=True)
     return recall
 

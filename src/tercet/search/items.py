@@ -21,9 +21,14 @@ class Item:
     captions: tuple[str, ...]
     size: int
     """Bytes."""
-    modified: int
-    """When the file was last written, in nanoseconds; 0 inside a data file."""
+    modified: int | None
+    """When the file was last written, in nanoseconds; None inside a data file."""
     checksum: str
+
+
+def printable(name: str) -> str:
+    """On one line and in UTF-8, whatever signs a file's name may have."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n").replace("\r", "\\r")
 
 
 def checksum_of(content: bytes) -> str:
@@ -50,8 +55,9 @@ def read_items(file: Path) -> list[Item]:
 
 
 def pictures_of_folder(folder: Path) -> dict[str, tuple[PictureFile, tuple[str, ...]]]:
-    """Every picture below a folder, in the order of their names."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    """Every picture below a folder, in the order of their names; links that lead nowhere are told when opened."""
+    there = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    found = sorted(path for path in there if path.is_file() or path.is_symlink())
     return {str(path.resolve()): (PictureFile(path), ()) for path in found}
 
 
@@ -79,7 +85,7 @@ class SourceOfPictures:
 
     def picture(self, item: Item) -> Picture:
         """`ValueError` where it is gone."""
-        if item.modified:
+        if item.modified is not None:
             return PictureFile(Path(item.path))
         if item.path not in self._of_data:
             raise ValueError(f"{item.path}: not in {self.name} any more")

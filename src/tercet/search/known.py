@@ -1,8 +1,9 @@
 """Checksum of a picture -> what was made of it: by the index as it was, and by an update that was stopped."""
 
 import os
-import shutil
+import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,16 @@ class Known:
         """The memory-mapped file that holds them, and the row."""
         self._batches = 0
         for file in sorted(folder.glob("batch_*.npz")):
-            with np.load(file) as batch:
-                if str(batch["weights"]) == weights:
-                    parts = _parts_beside(file)
-                    kept = Kept(batch["vectors"], np.load(parts, mmap_mode="r") if parts.exists() else None)
-                    self.add(batch["checksums"].tolist(), kept)
             self._batches = int(file.stem.split("_")[1]) + 1
+            with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # a damaged one is made again
+                self._read(file)
+
+    def _read(self, file: Path) -> None:
+        with np.load(file) as batch:
+            if str(batch["weights"]) == self.weights:
+                parts = _parts_beside(file)
+                kept = Kept(batch["vectors"], np.load(parts, mmap_mode="r") if parts.exists() else None)
+                self.add(batch["checksums"].tolist(), kept)
 
     def __contains__(self, checksum: str) -> bool:
         return checksum in self._vectors
@@ -68,7 +73,11 @@ class Known:
         whole.flush()
 
     def forget(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Its own files; the folder goes with them if nothing else is there."""
+        for file in self.folder.glob("batch_*"):
+            file.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
 
 
 def _parts_beside(file: Path) -> Path:

@@ -1,6 +1,6 @@
 """Words or a picture -> the nearest pictures of an index."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,14 +97,26 @@ class Searcher:
         similarity, numbers = self.index.store.search(vectors, k)
         return [self._hits(*row) for row in zip(similarity, numbers, strict=True)]
 
-    def ranks(self, text: str, numbers: Sequence[int]) -> list[int | None]:
-        """Of these pictures among all, for these words; after a second look, None for what it did not see."""
+    def words_and_ranks(self, text: str, k: int) -> tuple[list[Hit], Callable[[Sequence[int]], list[int | None]]]:
+        """What is found, and a function that tells the rank of any pictures for these words, read once.
+
+        After a second look, the rank of what it did not see is None.
+        """
+        check_query(text)
+        check_results(k)
         asked = asked_of(self.retriever, [text])[0]
         if self.index.parts is not None:
-            found = {hit.number: hit.rank for hit in self._looked_at_twice(asked, SHORTLIST)}
-            return [found.get(number) for number in numbers]
-        similarity = np.asarray(self.index.vectors) @ _array(asked)
-        return [int((similarity > similarity[number]).sum()) + 1 for number in numbers]
+            seen = self._looked_at_twice(asked, max(k, SHORTLIST))
+            by_number = {hit.number: hit.rank for hit in seen}
+            return seen[:k], lambda numbers: [by_number.get(number) for number in numbers]
+        hits = self.nearest(_array(asked)[None], k)[0]
+        found = {hit.number: hit.rank for hit in hits}  # of equals, in the order in which they are shown
+
+        def ranks(numbers: Sequence[int]) -> list[int | None]:
+            similarity = np.asarray(self.index.vectors) @ _array(asked)
+            return [found.get(n, int((similarity > similarity[n]).sum()) + 1) for n in numbers]
+
+        return hits, ranks
 
     def own_ranks(self, texts: Sequence[str], numbers: Sequence[int]) -> list[int | None]:
         """Of picture k among all, for text k; after a second look, None for what it did not see."""

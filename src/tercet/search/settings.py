@@ -23,8 +23,9 @@ class IndexSettings:
     """Only these splits of a data set; all if none is named."""
     out: Path = Path("index")
     """The folder of the index."""
-    kind: Literal["flat", "hnsw"] = "flat"
-    """flat finds exactly; hnsw is quicker from about a million pictures on and misses a few: its recall is printed."""
+    kind: Literal["flat", "hnsw"] | None = None
+    """flat finds exactly; hnsw is quicker from about a million pictures on and misses a few: its recall is printed.
+    That of the index as it was, or flat, if none is named."""
 
 
 @dataclass(frozen=True)

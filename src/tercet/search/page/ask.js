@@ -42,8 +42,9 @@ export function oneAtATime(work) {
   };
 }
 
-export const pictureOf = (number, index, size = "small") =>
-  `/api/items/${number}/picture?${new URLSearchParams({ index, size })}`;
+/** Of something with a number and a checksum: an address that always shows the same, so that browsers may keep it. */
+export const pictureOf = ({ number, checksum }, index, size = "small") =>
+  `/api/items/${number}/picture?${new URLSearchParams({ index, size, checksum })}`;
 
 /** An element with properties and children: element("li", { className: "a" }, "text", other). */
 export function element(name, properties = {}, ...children) {

@@ -61,7 +61,8 @@ async function compare(q) {
   waiting = null;
   const index = wanted?.length ? wanted : chosen();
   if (index.length < 2) {
-    waiting = () => compare(q);
+    waiting = names.length < 2 ? () => compare(q) : null;
+    if (names.length > 1) $("compare-note").textContent = "Choose two or three models.";
     return;
   }
   $("compare-note").textContent = "Searching ...";
@@ -80,7 +81,7 @@ async function compare(q) {
 
 function moved(found, first) {
   const before = found.ranks[0];
-  if (before === null) return element("span", { className: "up" }, ` not in ${first}`);
+  if (before === null) return element("span", { className: "up" }, ` not found under ${first}`);
   if (before === found.rank) return element("span", {}, " same");
   const up = before > found.rank;
   return element("span", { className: up ? "up" : "down" }, ` ${up ? "\u25b2" : "\u25bc"} ${before.toLocaleString("en")} under ${first}`);

@@ -18,6 +18,7 @@ async function show() {
     const link = document.querySelector(`nav a[data-tab=${each}]`);
     each === tab ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
   }
+  if (location.hash) document.querySelector(`nav a[data-tab=${tab}]`).href = location.hash; // where one comes back to
   document.title = `${tab[0].toUpperCase()}${tab.slice(1)} - Tercet`;
   try {
     loaded[tab] ??= await import(`./${tab}.js`);
@@ -57,6 +58,10 @@ async function look() {
 
 const typed = new URLSearchParams(location.search).get("q"); // sent before this code was there
 if (typed && !location.hash) history.replaceState(null, "", `/#search?${new URLSearchParams({ q: typed })}`);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address belongs to the tabs
+  document.getElementById("main").focus();
+});
 addEventListener("hashchange", show);
 await Promise.all([look(), show()]);
 for (const tab of Object.values(loaded)) tab.served?.(about);

@@ -7,7 +7,7 @@ const $ = (id) => document.getElementById(id);
 const GOAL = "GOAL, T times P";
 const BLUE = [0, 114, 178], ORANGE = [213, 94, 0], GREEN = [0, 158, 115];
 let catalogue = null, index = null, named = {}; // what differs from the defaults
-let shown = "";
+let shown = "", warning = "";
 
 export async function show(given, about) {
   if (about) served(about);
@@ -31,6 +31,8 @@ export async function show(given, about) {
   choose(name);
   named = {};
   for (const control of known.controls) if (given.has(control.name)) named[control.name] = given.get(control.name);
+  const strange = [...given.keys()].filter((key) => key !== "objective" && !known.controls.some((each) => each.name === key));
+  warning = strange.length ? `${name} has no setting ${strange.join(", ")}` : "";
   sliders(known);
   await draw();
 }
@@ -75,9 +77,11 @@ function sliders(known) {
       return element("div", { className: "slider" }, element("label", { htmlFor: id }, control.name), select);
     }
     const out = element("output", { htmlFor: id });
-    const input = element("input", { id, type: "range", min: control.low, max: control.high, step: control.step });
+    // A link may go beyond what one would drag to.
+    const reach = [control.low, control.high, ...(Number.isFinite(Number(value)) && value !== null ? [Number(value)] : [])];
+    const input = element("input", { id, type: "range", min: Math.min(...reach), max: Math.max(...reach), step: control.step });
     input.value = value ?? control.low;
-    out.textContent = value === null || value === "null" ? "none" : Number(input.value).toString();
+    out.textContent = value === null || value === "null" ? "none" : Number(value).toString();
     input.addEventListener("input", () => { out.textContent = Number(input.value).toString(); set(input.value); });
     return element("div", { className: "slider" }, element("label", { htmlFor: id }, control.name), input, out);
   });
@@ -94,7 +98,7 @@ const draw = oneAtATime(async () => {
   shown = JSON.stringify(given);
   try {
     const found = await ask("/api/diagram", given);
-    $("playground-note").textContent = "";
+    $("playground-note").textContent = warning;
     $("python").textContent = found.python;
     $("loss").textContent = found.has_value ? "There is a loss with this gradient." : "No loss has this gradient: training takes it as it is.";
     for (const [name, value] of Object.entries(found.settings)) follow(name, value);
@@ -149,7 +153,7 @@ async function gradient(given) {
     $("batch").dataset.index = found.index;
     const head = element("tr", {}, element("th", { scope: "col" }, "picture"), ...found.members.map((each) => element("th", { scope: "col" }, each.caption)));
     const rows = found.members.map((each, i) => element("tr", {},
-      element("th", { scope: "row" }, element("img", { src: pictureOf(each.number, found.index), alt: each.caption })),
+      element("th", { scope: "row" }, element("img", { src: pictureOf(each, found.index), alt: each.caption })),
       ...found.gradient[i].map((value, j) => cell(value, found.similarity[i][j]))));
     $("batch").replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
   } catch (error) {

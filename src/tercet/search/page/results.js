@@ -6,39 +6,41 @@ import { ask, element, pictureOf } from "./ask.js";
 export function hit(found, index, query, ...marks) {
   const what = found.captions[0] || found.name;
   const where = `${found.rank}. ${found.similarity.toFixed(3)}`;
-  const picture = element("img", { src: pictureOf(found.number, index), alt: what, loading: "lazy" });
+  const picture = element("img", { src: pictureOf(found, index), alt: "", loading: "lazy" }); // its words stand below
   return element("li", {}, element("button",
-    { type: "button", className: "hit", title: what, onclick: () => open(found, index, query) },
+    { type: "button", className: "hit", onclick: () => open(found, index, query) },
     picture, element("span", { className: "what" }, what),
     element("span", { className: "where" }, where, ...marks)));
 }
 
 const dialog = () => document.getElementById("item");
+let opened = 0; // of several opened one after the other, only the last is written to
 
 export async function open(found, index, query) {
-  document.getElementById("item-title").textContent = found.captions[0] || found.name;
-  const content = document.getElementById("item-content");
+  const mine = ++opened;
   const what = found.captions[0] || found.name;
+  document.getElementById("item-title").textContent = what;
+  const content = document.getElementById("item-content");
   const seen = element("div", { className: "seen" },
-    element("img", { src: pictureOf(found.number, index, "large"), alt: what }));
-  content.replaceChildren(seen);
+    element("img", { src: pictureOf(found, index, "large"), alt: what }));
+  const facts = element("dl", { className: "facts" }), words = element("div");
+  content.replaceChildren(seen, facts, words);
   if (!dialog().open) dialog().showModal();
-  const facts = element("dl", { className: "facts" });
+  document.getElementById("item-title").focus();
+  dialog().scrollTop = 0;
   const fact = (name, value) => facts.append(element("dt", {}, name), element("dd", {}, value));
-  if (found.rank) fact("rank", `${found.rank}, similarity ${found.similarity.toFixed(4)}${query ? ` to "${query}"` : ""}`);
+  fact("rank", `${found.rank}, similarity ${found.similarity.toFixed(4)}${query ? ` to "${query}"` : ""}`);
   if (found.first_rank) fact("first look", `rank ${found.first_rank} by one vector; the order is that of a second look`);
-  content.append(facts);
-  const words = element("div");
-  content.append(words);
   try {
     const item = await ask(`/api/items/${found.number}`, { index });
-    if (query && item.attention) attention(words, seen, found, index, query);
+    if (mine !== opened) return;
     fact("file", `${item.name}, ${item.bytes.toLocaleString("en")} bytes`);
     for (const caption of item.captions) fact("caption", caption);
     const near = element("ol", { className: "grid" }, ...item.neighbours.map((each) => hit(each, index, null)));
     content.append(element("h3", {}, "Nearest pictures"), near);
+    if (query && item.attention) await attention(words, seen, found, index, query);
   } catch (error) {
-    content.append(element("p", { className: "failed" }, error.message));
+    if (mine === opened) content.append(element("p", { className: "failed" }, error.message));
   }
 }
 

@@ -8,7 +8,7 @@ const METRICS = ["rsum", "i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i
 const NAMES = { rsum: "rsum", i2t_r1: "i2t R@1", i2t_r5: "i2t R@5", i2t_r10: "i2t R@10", t2i_r1: "t2i R@1", t2i_r5: "t2i R@5", t2i_r10: "t2i R@10" };
 const DRAWN = 6, SHOWN = 8, EVERY = 2000, LIVE = 300;
 const picked = new Map(); // name of a run -> whether a person wants it drawn
-const curves = new Map(); // name -> { stamp, content }
+const curves = new Map(); // name -> what it had written by so many lines
 let begun = false, timer = null, seen = "";
 
 function begin() {
@@ -42,10 +42,10 @@ async function refresh() {
     $("runs-note").textContent = `${counted(runs.length, "run")}${live ? `, ${live} in training` : ""}, ${counted(comparisons.length, "comparison")}`;
     const now = JSON.stringify([runs.map(({ quiet, ...rest }) => [rest, quiet < LIVE]), comparisons]);
     if (now !== seen) { // what has not changed stays as it is, with its focus
-      seen = now;
       table();
       compared(comparisons);
       await draw();
+      seen = now;
     }
   } catch (error) {
     $("runs-note").textContent = error.message;
@@ -74,7 +74,7 @@ function table() {
     return element("tr", { title: run.name },
       element("th", { scope: "row" }, element("label", {}, box, " ", swatch, title(run))),
       element("td", {}, state),
-      ...METRICS.map((each) => element("td", {}, run.metrics[each] === undefined ? "" : run.metrics[each].toFixed(1))));
+      ...METRICS.map((each) => element("td", {}, run.metrics[each]?.toFixed(1) ?? "")));
   });
   const focused = document.activeElement?.closest?.("#runs-table tr")?.title;
   $("runs-table").replaceChildren(element("table", {},
@@ -87,7 +87,7 @@ const title = (run) => `${run.data}, ${run.model}, ${run.objective}, seed ${run.
 function compared(comparisons) {
   $("comparisons").replaceChildren(...comparisons.map((each, n) => {
     const rows = each.rows.map((row) => element("tr", {}, element("th", { scope: "row" }, row.name), element("td", {}, String(row.runs)),
-      ...METRICS.map((metric) => element("td", {}, row.means[metric].toFixed(1) + (metric in row.deviations ? ` \u00b1 ${row.deviations[metric].toFixed(1)}` : "")))));
+      ...METRICS.map((metric) => element("td", {}, (row.means[metric] ?? NaN).toFixed(1) + (metric in row.deviations ? ` \u00b1 ${row.deviations[metric].toFixed(1)}` : "")))));
     const head = ["objective", "runs", ...METRICS.map((metric) => NAMES[metric])];
     const content = element("table", {}, element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))), element("tbody", {}, ...rows));
     const report = each.report ? element("p", {}, element("a", { href: `/comparisons/${encodeURIComponent(each.name)}/report.html` }, "The whole report")) : null;
@@ -100,15 +100,15 @@ function compared(comparisons) {
 async function draw() {
   const shown = drawn();
   const found = await Promise.all(shown.map(async (run) => {
-    const stamp = `${run.epoch} ${run.finished} ${run.quiet < EVERY / 500}`, known = curves.get(run.name);
-    if (known && known.stamp === stamp && run.finished) return known.content;
+    const known = curves.get(run.name);
+    if (known?.lines === run.lines) return known.content;
     const content = await ask(`/api/runs/${encodeURIComponent(run.name)}`).catch(() => ({ validation: [], counts: [] }));
-    curves.set(run.name, { stamp, content });
+    curves.set(run.name, { lines: run.lines, content });
     return content;
   }));
   const metric = $("metric").value, count = $("count").value;
   const series = (points) => found.map((each, n) => ({ name: title(shown[n]), colour: colourOf(n), points: points(each) }));
-  $("curves").replaceChildren(lines(series((each) => each.validation.filter((line) => line[metric] !== undefined).map((line) => [line.epoch, line[metric]])),
+  $("curves").replaceChildren(lines(series((each) => each.validation.filter((line) => typeof line[metric] === "number").map((line) => [line.epoch, line[metric]])),
     { x: "epoch", y: `${NAMES[metric]}, validation`, label: `${NAMES[metric]} on validation over epochs of ${shown.length} runs` }));
   const mean = (line) => [line.i2t[count], line.t2i[count]].filter((value) => typeof value === "number");
   $("counts").replaceChildren(lines(series((each) => each.counts.filter((line) => mean(line).length).map((line) => [line.step, mean(line).reduce((a, b) => a + b) / mean(line).length])),

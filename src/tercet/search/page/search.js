@@ -37,13 +37,19 @@ function go({ q }) {
 }
 
 export function show(given) {
+  const again = begun;
   if (!begun) begin();
   const q = given.get("q");
   wanted = given.get("index");
   if (wanted && [...$("index").options].some((each) => each.value === wanted)) $("index").value = wanted;
-  if (!q) return;
-  if (document.activeElement !== $("q") || !$("q").value) $("q").value = q;
-  byWords(q);
+  if (q) {
+    $("q").value = q;
+    byWords(q);
+  } else if (again) { // back at the beginning; what was typed before this code came stays
+    $("q").value = $("found").textContent = "";
+    $("results").replaceChildren();
+    $("by").hidden = true;
+  }
 }
 
 /** Called when indexes have been opened. */

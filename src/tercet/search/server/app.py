@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 
 import tercet
@@ -39,6 +40,13 @@ class About:
     largest_upload: int
 
 
+@dataclass(frozen=True)
+class Told:
+    """Instead of an answer."""
+
+    error: str
+
+
 def application(indexes: list[Path], runs: Path | None) -> FastAPI:
     served = Served(indexes, runs)
 
@@ -49,11 +57,18 @@ def application(indexes: list[Path], runs: Path | None) -> FastAPI:
         served.close()
 
     # The usual pages of documentation load scripts from elsewhere; the description itself stays.
-    app = FastAPI(title="Tercet", version=tercet.__version__, docs_url=None, redoc_url=None, lifespan=open_and_close)
+    app = FastAPI(
+        title="Tercet",
+        version=tercet.__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=open_and_close,
+        responses={status: {"model": Told} for status in (400, 401, 404, 408, 410, 413, 421, 422, 503)},
+    )
     for handled, tell in MISTAKES.items():
         app.add_exception_handler(handled, tell)
 
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def front() -> Response:
         return _file("index.html")
 
@@ -95,6 +110,10 @@ async def _mistaken(_: Request, error: Any) -> JSONResponse:
     return _told(422, str(error))
 
 
+async def _failed(_: Request, error: Any) -> JSONResponse:
+    return _told(500, f"the server has a fault: {type(error).__name__}")
+
+
 async def _invalid(_: Request, error: Any) -> JSONResponse:
     first = error.errors()[0]
     return _told(422, f"{first['loc'][-1]}: {first['msg']}")
@@ -107,7 +126,9 @@ async def _of_http(_: Request, error: Any) -> JSONResponse:
 # Every kind of mistake gets one line.
 MISTAKES: dict[Any, Any] = {
     Refused: _refused,
-    ValueError: _mistaken,
+    ValueError: _mistaken,  # as everywhere: a caller's mistake, in one line
+    UnicodeError: _failed,  # also called a ValueError, and no caller's
+    PydanticSerializationError: _failed,
     RequestValidationError: _invalid,
     HTTPException: _of_http,
 }

@@ -1,5 +1,6 @@
 """Compare: the same query under two or three models."""
 
+import asyncio
 from dataclasses import dataclass
 
 from fastapi import APIRouter
@@ -18,7 +19,7 @@ class Columns:
 
 def compare_routes(served: Served) -> APIRouter:
     routes = APIRouter()
-    known: dict[tuple[str, ...], list[Difference]] = {}
+    known: dict[tuple[str, ...], asyncio.Task[list[Difference]]] = {}
 
     @routes.get("/api/compare")
     async def compare(q: Words, index: IndexNames, k: K = 10) -> Columns:
@@ -35,8 +36,9 @@ def compare_routes(served: Served) -> APIRouter:
         """Captions of the pictures as queries: those first whose picture moves most from model to model."""
         asked = served.several(index)
         names = tuple(shelf.name for shelf in asked)
-        if names not in known:
-            known[names] = await served.work.run(differences, [shelf.searcher for shelf in asked])
-        return known[names]
+        searchers = [shelf.searcher for shelf in asked]
+        if names not in known or (known[names].done() and known[names].exception() is not None):
+            known[names] = asyncio.create_task(served.slow.run(differences, searchers))  # one for all who ask
+        return await asyncio.shield(known[names])
 
     return routes

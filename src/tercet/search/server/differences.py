@@ -22,15 +22,15 @@ class Difference:
 
 def columns_of(searchers: Sequence[Searcher], text: str, k: int) -> list[list[tuple[Hit, list[int | None]]]]:
     """What each finds; every hit with its rank under all of them."""
-    found = [searcher.words(text, k) for searcher in searchers]
-    places = list(dict.fromkeys(hit.item.path for hits in found for hit in hits))
+    found = [searcher.words_and_ranks(text, k) for searcher in searchers]
+    places = list(dict.fromkeys(hit.item.path for hits, _ in found for hit in hits))
     ranks: dict[str, list[int | None]] = {place: [] for place in places}
-    for searcher in searchers:
+    for searcher, (_, ranks_of) in zip(searchers, found, strict=True):
         there = [place for place in places if place in searcher.numbers]
-        known = dict(zip(there, searcher.ranks(text, [searcher.numbers[place] for place in there]), strict=True))
+        known = dict(zip(there, ranks_of([searcher.numbers[place] for place in there]), strict=True))
         for place in places:
             ranks[place].append(known.get(place))
-    return [[(hit, ranks[hit.item.path]) for hit in hits] for hits in found]
+    return [[(hit, ranks[hit.item.path]) for hit in hits] for hits, _ in found]
 
 
 def differences(searchers: Sequence[Searcher]) -> list[Difference]:

@@ -1,8 +1,10 @@
 """Before any answer: who asks, by which name, in which letters; and what every answer tells a browser."""
 
+import hashlib
 import hmac
 import json
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import suppress
 from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
@@ -43,40 +45,43 @@ class Gate:
         if refusal is not None:
             await _answer(send, *refusal)
         elif self.token is not None and scope["path"] == "/" and "token" in _given(scope):
-            cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+            cookie = f"{COOKIE}={_in_cookie(self.token)}; HttpOnly; SameSite=Strict; Path=/"
             await _answer(send, 303, "", [(b"location", b"/"), (b"set-cookie", cookie.encode())])
         else:
             await self.app(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope, headers: dict[str, str]) -> tuple[int, str] | None:
-        if self.hosts is not None and _name_of(headers.get("host", "")) not in self.hosts:
+        if self.hosts is not None and _name_of(headers.get("host", "")).lower().rstrip(".") not in self.hosts:
             return 421, f"this server answers to {', '.join(sorted(self.hosts))} only"
         for part in (scope["query_string"], scope.get("raw_path", b"")):
             try:
                 unquote_to_bytes(part.replace(b"+", b" ")).decode("utf-8")
             except UnicodeDecodeError:
                 return 400, "the address is not UTF-8"
-        if self.token is not None and not any(_same(each, self.token) for each in _shown(scope, headers)):
+        if self.token is not None and not _knows(self.token, scope, headers):
             return 401, "this server wants a token: open the link that it printed, or send Authorization: Bearer TOKEN"
         return None
 
 
-def _shown(scope: Scope, headers: dict[str, str]) -> list[str]:
-    shown = [headers.get("authorization", "").removeprefix("Bearer "), *_given(scope).get("token", [])]
+def _knows(token: str, scope: Scope, headers: dict[str, str]) -> bool:
+    """By a header, the link, or the cookie that the link left."""
+    bearer = headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")
+    in_link = [each.encode() for each in _given(scope).get("token", [])]
     cookies = SimpleCookie()
-    try:
+    with suppress(Exception):  # whatever a cookie of somewhere else may hold
         cookies.load(headers.get("cookie", ""))
-    except Exception:  # whatever a cookie of somewhere else may hold
-        return shown
-    return [*shown, cookies[COOKIE].value] if COOKIE in cookies else shown
+    in_cookie = cookies[COOKIE].value if COOKIE in cookies else ""
+    shown = [hmac.compare_digest(each, token.encode()) for each in (bearer, *in_link)]
+    return any([*shown, hmac.compare_digest(in_cookie.encode(), _in_cookie(token).encode())])
+
+
+def _in_cookie(token: str) -> str:
+    """Not the token itself, which may have any signs."""
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _given(scope: Scope) -> dict[str, list[str]]:
-    return parse_qs(scope["query_string"].decode("latin-1"))
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+    return parse_qs(scope["query_string"].decode("utf-8", "replace"))
 
 
 def _name_of(host: str) -> str:

@@ -1,6 +1,5 @@
 """Any objective of the catalogue with any settings: its diagram, and its gradient on one batch of real pictures."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
@@ -19,6 +18,7 @@ from tercet.search.query import Searcher
 POINTS = 56  # of an axis: enough for lines that look smooth, few enough to be sent while one drags
 PAIRS = 8  # of the batch
 DIGITS = 4
+LONGEST_VALUE = 40  # signs of a setting in a link
 
 # Where a slider begins and ends, and its step. What has no row here is a choice or a switch.
 SLIDERS: dict[str, tuple[float, float, float]] = {
@@ -83,6 +83,7 @@ class Diagram:
 @dataclass(frozen=True)
 class Member:
     number: int
+    checksum: str
     caption: str
 
 
@@ -110,7 +111,7 @@ class Batch:
         if len(chosen) < 2:
             raise ValueError(f"{name} has no two pictures with captions, of which a batch could be made")
         self.index = name
-        self.members = [Member(number, items[number].captions[0]) for number in chosen]
+        self.members = [Member(n, items[n].checksum, items[n].captions[0]) for n in chosen]
         captions = torch.stack([each.vector for each in asked_of(searcher.retriever, self._captions())]).float().cpu()
         images = torch.from_numpy(np.asarray(searcher.index.vectors[chosen], dtype=np.float32))
         self.similarity = (images @ captions.T).double()
@@ -179,13 +180,15 @@ def _controls(name: str) -> list[Control]:
 
 
 def _value(text: str) -> Any:
+    if len(text) > LONGEST_VALUE:
+        raise ValueError(f"a setting of {len(text):,} signs: at most {LONGEST_VALUE} are read")
+    known = {"true": True, "false": False, "null": None}
+    if text in known:
+        return known[text]
     try:
-        value = json.loads(text)
+        return float(text)
     except ValueError:
         return text
-    if isinstance(value, bool | None):
-        return value
-    return float(value) if isinstance(value, int | float) else text
 
 
 def _rows(matrix: torch.Tensor) -> list[list[float]]:

@@ -29,6 +29,8 @@ class RunShown:
     finished: bool
     epoch: int
     epochs: int
+    lines: int
+    """That it has written so far."""
     quiet: float
     """Seconds since it last wrote something."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -81,15 +83,12 @@ class RunsShown:
         validation = [
             {key: line[key] for key in ("epoch", "step", *METRICS) if key in line}
             for line in lines
-            if line.get("split") == "validation" and not line.get("final")
+            if line.get("split") == "validation" and not line.get("final") and isinstance(line.get("epoch"), int)
         ]
         counts = [
-            {
-                "step": line["step"],
-                **{side: _general(line["cocos"].get(side, {})) for side in ("i2t", "t2i")},
-            }
+            {"step": line["step"], **{side: _general(line["cocos"][side]) for side in ("i2t", "t2i")}}
             for line in lines
-            if isinstance(line.get("cocos"), dict)
+            if isinstance(line.get("step"), int) and _has_counts(line.get("cocos"))
         ]
         return Curves(name, validation, counts)
 
@@ -129,21 +128,26 @@ class RunsShown:
         return self.root / name
 
     def _shown(self, folder: Path) -> RunShown | None:
+        """None where it is damaged, or gone in the meantime."""
         try:
-            settings, lines = runs.read_settings(folder), self._lines(folder)
-            quiet = time.time() - (folder / runs.METRICS).stat().st_mtime
-        except (OSError, ValueError):
+            return self._as_it_stands(folder)
+        except (OSError, ValueError, TypeError):
             return None
+
+    def _as_it_stands(self, folder: Path) -> RunShown:
+        settings, lines = runs.read_settings(folder), self._lines(folder)
+        quiet = time.time() - (folder / runs.METRICS).stat().st_mtime
         latest: Mapping[str, Any] = next((line for line in reversed(lines) if "rsum" in line), {})
         return RunShown(
             folder.name,
             Path(str(settings.get("data", ""))).name,
             str(settings.get("model", "")),
             str(settings.get("objective", "")),
-            int(settings.get("seed", 0)),
+            int(settings.get("seed") or 0),
             finished=runs.is_finished(folder),
-            epoch=max([int(line.get("epoch", 0)) for line in lines if "split" in line], default=0),
-            epochs=int(settings.get("epochs", 0)),
+            epoch=max([int(line.get("epoch") or 0) for line in lines if "split" in line], default=0),
+            epochs=int(settings.get("epochs") or 0),
+            lines=len(lines),
             quiet=max(0.0, quiet),
             metrics={name: latest[name] for name in METRICS if isinstance(latest.get(name), float)},
         )
@@ -174,6 +178,10 @@ def _whole_lines(file: Path) -> list[dict[str, Any]]:
 
 def _light(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key != "triplets"}  # many numbers that nobody asks for
+
+
+def _has_counts(counts: Any) -> bool:
+    return isinstance(counts, dict) and all(isinstance(counts.get(side), dict) for side in ("i2t", "t2i"))
 
 
 def _general(counts: Mapping[str, Any]) -> dict[str, Any]:

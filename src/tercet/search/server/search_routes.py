@@ -7,11 +7,17 @@ from fastapi import APIRouter, Request, Response
 
 from tercet.data.pictures import PictureBytes, open_picture
 from tercet.search.attention import WordsOverRegions, has_attention, words_over_regions
+from tercet.search.items import Item, printable
 from tercet.search.query import Hit
 from tercet.search.server.asked import MOST_PIXELS, IndexName, K, Words, body_of, check_k, check_words
 from tercet.search.server.refused import Refused
 from tercet.search.server.served import Served
 from tercet.search.server.thumbnails import SIDES
+
+KEPT = "private, max-age=31536000, immutable"
+BODY_IS_A_PICTURE = {
+    "requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,8 @@ class Found:
     rank: int
     similarity: float
     name: str
+    checksum: str
+    """Of the picture; with it in the address, a browser may keep the picture for good."""
     captions: list[str]
     first_rank: int | None = None
     """By one vector a picture, where the model looked again at the first ones."""
@@ -49,8 +57,13 @@ class ItemShown:
 
 def found_of(hit: Hit, ranks: list[int | None] | None = None) -> Found:
     """File names only: where they lie on this machine is nobody's business."""
-    name, captions = Path(hit.item.path).name, list(hit.item.captions)
-    return Found(hit.number, hit.rank, round(hit.similarity, 6), name, captions, hit.first_rank, ranks)
+    item = hit.item
+    about = (name_of(item), item.checksum, list(item.captions))
+    return Found(hit.number, hit.rank, round(hit.similarity, 6), *about, hit.first_rank, ranks)
+
+
+def name_of(item: Item) -> str:
+    return printable(Path(item.path).name)
 
 
 def search_routes(served: Served) -> APIRouter:
@@ -64,13 +77,15 @@ def search_routes(served: Served) -> APIRouter:
         shelf = served.shelves.get(index)
         return Answer(shelf.name, [found_of(hit) for hit in await shelf.ask(q, k)])
 
-    @routes.post("/api/search/picture")
+    @routes.post("/api/search/picture", openapi_extra=BODY_IS_A_PICTURE)
     async def search_by_picture(request: Request, index: IndexName = None, k: K = 24) -> Answer:
         """Pictures by a picture: the body is the image file itself."""
         check_k(k)
         shelf = served.shelves.get(index)
-        searcher, content = shelf.searcher, await body_of(request)
-        hits = await served.work.run(lambda: searcher.picture(open_picture(PictureBytes(content), MOST_PIXELS), k))
+        searcher = shelf.searcher
+        async with served.uploads:
+            content = await body_of(request)
+            hits = await served.work.run(lambda: searcher.picture(open_picture(PictureBytes(content), MOST_PIXELS), k))
         return Answer(shelf.name, [found_of(hit) for hit in hits])
 
     @routes.get("/api/items/{number}")
@@ -79,18 +94,25 @@ def search_routes(served: Served) -> APIRouter:
         check_k(k)
         shelf = served.shelf_with(number, index)
         it, near = shelf.searcher.index.items[number], await served.work.run(shelf.searcher.neighbours, number, k)
-        about = (number, Path(it.path).name, list(it.captions), it.size, it.checksum)
+        about = (number, name_of(it), list(it.captions), it.size, it.checksum)
         return ItemShown(*about, has_attention(shelf.searcher), [found_of(hit) for hit in near])
 
     @routes.get("/api/items/{number}/picture", response_class=Response)
-    async def picture(number: int, index: IndexName = None, size: str = "small") -> Response:
-        """A JPEG made of the picture, at most 320 (small) or 1280 (large) pixels on its longer side."""
+    async def picture(
+        number: int, index: IndexName = None, size: str = "small", checksum: str | None = None
+    ) -> Response:
+        """A JPEG made of the picture, at most 320 (small) or 1280 (large) pixels on its longer side.
+
+        With a `checksum`, only the picture that has it.
+        """
         shelf = served.shelf_with(number, index)
         if size not in SIDES:
             raise Refused(422, f"size must be {' or '.join(SIDES)}")
         it = shelf.searcher.index.items[number]
+        if checksum not in (None, it.checksum):
+            raise Refused(404, f"picture {number} is another one now")
         content = await served.pictures.run(served.thumbnails.get, it, shelf.source, SIDES[size])
-        return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+        return Response(content, media_type="image/jpeg", headers={"cache-control": KEPT if checksum else "no-cache"})
 
     @routes.get("/api/items/{number}/attention")
     async def attention(number: int, q: Words, index: IndexName = None) -> WordsOverRegions:

@@ -5,10 +5,13 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import torch
 import uvicorn
 from rich.console import Console
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tercet.search.index import MANIFEST
 from tercet.search.server.app import application
@@ -17,10 +20,13 @@ from tercet.search.settings import ServeSettings
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AT_ONCE = 512  # connections; more are told to come again
+FIRST_QUESTION = 10  # seconds within which it is to be asked
 
 
 def serve(settings: ServeSettings, console: Console) -> None:
     _leave_room()
+    if settings.token is not None and not settings.token.strip():
+        raise ValueError("--token is empty: everybody would know it")
     for folder in settings.indexes:  # before anything is opened: a wrong path costs nothing
         if not (folder / MANIFEST).is_file():
             raise ValueError(f"{folder}: no index there; `tercet index` writes one")
@@ -31,15 +37,21 @@ def serve(settings: ServeSettings, console: Console) -> None:
             raise ValueError(f"{settings.runs}: there is no such folder of runs")
     with _listening(settings.host, settings.port) as listening:
         alone = _is_loopback(settings.host)
-        app = Gate(application(list(settings.indexes), runs), hosts=LOOPBACK if alone else None, token=settings.token)
+        app = Gate(
+            application(list(settings.indexes), runs),
+            hosts={*LOOPBACK, settings.host} if alone else None,
+            token=settings.token,
+        )
         shown = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"http://{shown}:{listening.getsockname()[1]}/"
-        console.print(f"{address}{f'?token={settings.token}' if settings.token else ''}", soft_wrap=True)
-        console.print(_about(settings, runs), highlight=False, soft_wrap=True)
+        link = f"{address}?token={quote(settings.token, safe='')}" if settings.token is not None else address
+        for line in (link, _about(settings, runs)):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         if not alone and settings.token is None:
             console.print("Whoever reaches this machine sees these pictures: --token asks for a word", style="yellow")
         config = uvicorn.Config(
             app,
+            http=Impatient,
             log_level="warning",
             access_log=False,
             limit_concurrency=AT_ONCE,
@@ -49,6 +61,18 @@ def serve(settings: ServeSettings, console: Console) -> None:
         with suppress(KeyboardInterrupt):  # heard, and all questions answered, before it comes here
             uvicorn.Server(config).run(sockets=[listening])
     console.print("stopped")
+
+
+class Impatient(H11Protocol):
+    """Whoever connects and asks nothing is sent away: else a few could keep everybody out."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.loop.call_later(FIRST_QUESTION, self._still_nothing)
+
+    def _still_nothing(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
 
 
 def _leave_room() -> None:

@@ -1,5 +1,6 @@
 """All that the routes share: indexes, runs, and the threads that do the work."""
 
+import asyncio
 from pathlib import Path
 
 from tercet.search.server.jobs import Jobs
@@ -9,12 +10,14 @@ from tercet.search.server.shelves import Shelf, Shelves
 from tercet.search.server.thumbnails import Thumbnails
 
 COMPARED = 3  # models side by side
+UPLOADS = 8  # pictures that are received and looked at at once: each may take some hundred megabytes
 
 
 class Served:
     def __init__(self, indexes: list[Path], runs: Path | None) -> None:
         self.shelves, self.thumbnails = Shelves(indexes), Thumbnails()
-        self.pictures, self.work = Jobs(2, 256, "pictures"), Jobs(2, 32, "work")
+        self.pictures, self.work, self.slow = Jobs(2, 256, "pictures"), Jobs(2, 32, "work"), Jobs(1, 4, "slow work")
+        self.uploads = asyncio.Semaphore(UPLOADS)
         self._runs = None if runs is None else RunsShown(runs)
 
     @property
@@ -43,3 +46,4 @@ class Served:
         self.shelves.close()
         self.pictures.close()
         self.work.close()
+        self.slow.close()

@@ -1,5 +1,6 @@
 """The indexes that are served, opened one after the other in the background: the page does not wait for a model."""
 
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,12 +33,13 @@ class Shelf:
             self._source = SourceOfPictures(searcher.index.manifest.get("source"))
             self._searcher = searcher
         except Exception as error:  # one index that cannot be opened is no reason to close the others
-            self._error = str(error) or type(error).__name__
+            print(f"{self.name}: {error or type(error).__name__}", file=sys.stderr, flush=True)
+            self._error = "it could not be opened; the terminal of the server says why"  # which may name places
 
     @property
     def searcher(self) -> Searcher:
         if self._error is not None:
-            raise Refused(500, f"the index {self.name} could not be opened: {self._error}")
+            raise Refused(500, f"{self.name}: {self._error}")
         if self._searcher is None:
             raise Refused(503, f"the index {self.name} is being opened; ask again in a moment")
         return self._searcher
