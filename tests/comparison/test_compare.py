@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from tercet.comparison.plan import Plan
 from tercet.comparison.results import Results
 from tercet.comparison.tuning import TUNING_SEED
 from tercet.training.config import train_settings
+from tercet.training.mine_settings import MineSettings
+from tercet.training.mining import mine_table
 
 SMALL = {"data": "scenes:300", "epochs": 2, "seeds": 2}
 
@@ -94,6 +98,19 @@ def test_what_cannot_be_compared_is_refused_before_training(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             tercet.compare(data=str(tmp_path / name), objectives="nt-xent", **given, **more)
+    assert not list((tmp_path / "runs").glob("2*"))
+
+
+def test_a_table_of_other_data_is_refused_before_training(tmp_path):
+    run = tercet.train(data="scenes:70", epochs=1, batch_size=50, runs=tmp_path / "first").folder
+    mine_table(MineSettings(run, "scenes:70", tmp_path / "table", top_captions=9, top_images=4))
+    asked = ("compare", "scenes:60", "--grid", "aoq", "--mined", str(tmp_path / "table"), "--seeds", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", "tercet.cli", *asked, "--epochs", "1"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "was mined from other data than scenes" in line
     assert not list((tmp_path / "runs").glob("2*"))
 
 

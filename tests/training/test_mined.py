@@ -427,8 +427,8 @@ def test_a_refresh_keeps_the_guards_and_no_more_tables_than_needed(tmp_path, fir
     seen = []
     from tercet.training import loop as module
 
-    def kept(model, data, folder, like, weights):
-        made = mine_now(model, data, folder, like, weights)
+    def kept(model, data, folder, like, weights, before):
+        made = mine_now(model, data, folder, like, weights, before)
         manifest = json.loads((folder / "mined.json").read_text())
         seen.append((manifest["wanted"]["guards"], sorted(f.name for f in folder.parent.glob("mined_*"))))
         return made

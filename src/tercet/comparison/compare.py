@@ -14,7 +14,16 @@ from tercet.comparison.features import data_of
 from tercet.comparison.judgement import judge
 from tercet.comparison.live import LiveTable, Trials, key_of
 from tercet.comparison.local import LocalProcesses
-from tercet.comparison.plan import Plan, Readies, common_settings, make_all_ready, plan_of, with_rate, with_seed
+from tercet.comparison.plan import (
+    Plan,
+    Readies,
+    check_tables,
+    common_settings,
+    make_all_ready,
+    plan_of,
+    with_rate,
+    with_seed,
+)
 from tercet.comparison.protocols import check_protocols, under_protocols
 from tercet.comparison.report.evidence import held_out
 from tercet.comparison.results import Failure, Results
@@ -44,6 +53,7 @@ def run_comparison(settings: CompareSettings, console: Console, engine: Engine |
             raise ValueError(f"{settings.data}: one held-out image says nothing about luck; give at least 2")
     check_protocols(settings, readies)
     plans = planned = {each.name: plan_of(each, 0, common, readies) for each in contestants}
+    check_tables(plans.values(), readies)
     engine = engine or LocalProcesses(readies, settings.workers)
     tuned: dict[str, Tuned] = {}
     failures: list[Failure] = []

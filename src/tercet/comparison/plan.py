@@ -1,12 +1,15 @@
 """Contestants x seeds -> the runs to make: all with the same number of steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tercet.comparison.contestants import SEVERAL_CAPTIONS, Contestant
 from tercet.comparison.settings import CompareSettings
+from tercet.data.members import MemberDraws
+from tercet.data.mined import MinedTable, open_mined
 from tercet.training.config import train_settings
+from tercet.training.mining import guards_again
 from tercet.training.ready import Ready, make_ready
 from tercet.training.settings import NEED_A_TABLE, TrainSettings
 
@@ -80,6 +83,19 @@ def plan_of(contestant: Contestant, seed: int, common: Mapping[str, Any], readie
             raise ValueError(f"{per_pass} items do not fill one batch of {usual.batch_size}")
         settings = replace(settings, epoch_steps=steps)
     return Plan(contestant, settings)
+
+
+def check_tables(plans: Iterable[Plan], readies: Readies) -> None:
+    """Mined negatives that no run could draw from are known before the first."""
+    tables: dict[str, MinedTable] = {}
+    for plan in plans:
+        asked, data = plan.settings, readies[plan.contestant.model].train
+        if asked.mined is not None:
+            if asked.mined not in tables:
+                tables[asked.mined] = open_mined(asked.mined, data)
+            MemberDraws(tables[asked.mined], data.owners, asked.mined_top, asked.mined_draw)
+            if asked.mine_every is not None:
+                guards_again(asked.mined)
 
 
 def with_rate(plan: Plan, rate: float) -> Plan:

@@ -16,6 +16,7 @@ from tercet.data.lines import read_json
 from tercet.data.pairs import PairedData
 
 MANIFEST, I2T, T2I = "mined.json", "i2t", "t2i"
+PAIRS = "guard_pairs.csv"  # a copy of the file that --guard-pairs named
 CAPTIONS, IMAGES = 2000, 400  # as published
 
 

@@ -7,6 +7,7 @@ those of the captions wait for the last. What they are so far is saved now and t
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -19,12 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.data.lines import read_json
-from tercet.data.mined import CAPTIONS, I2T, IMAGES, MANIFEST, T2I, MinedTable, checksum_of, lists_in
+from tercet.data.mined import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, T2I, MinedTable, checksum_of, lists_in
 from tercet.data.pairs import PairedData
 from tercet.data.whole import LOCK, alone
 from tercet.mining.best import Best
 from tercet.mining.guards import Guards, LeftOut, caps_of, counted
-from tercet.mining.lists import Lists
+from tercet.mining.lists import Lists, keep_earlier
 from tercet.mining.shortlist import reordered
 from tercet.similarity import Compared
 
@@ -76,6 +77,7 @@ def mine(
     model: dict[str, Any],
     *,
     shortlist: MinedTable | None = None,
+    before: MinedTable | None = None,
     advance: Advance = lambda done, total: None,
     saved_every: float = SAVED_EVERY,
 ) -> bool:
@@ -83,6 +85,7 @@ def mine(
 
     `compare` may keep what it encodes in the folder it is given, for the next time. `model` says which one it is, for
     the manifest: a table of another is not gone on with. With a `shortlist` only its pairs are compared.
+    Anchors of which guards leave nothing keep their lists of the table `before`.
     """
     if shortlist is not None:
         model = model | {"shortlist": shortlist.checksum}
@@ -99,12 +102,18 @@ def mine(
             must_equal(plan, unfinished)
         else:
             _write_json(unfinished / MANIFEST, plan)
+        if wanted.guards.pairs is not None:
+            shutil.copyfile(wanted.guards.pairs, unfinished / PAIRS)
         compared = compare(unfinished)
         if shortlist is None:
             counts = _swept(compared, data, unfinished, wanted, left_out, advance, saved_every)
         else:
             counts = reordered(compared, data, unfinished, wanted, left_out, shortlist, advance)
-        finish(unfinished, target, plan | {"left_out": counts, "empty": _empty(unfinished)})
+        empty = _empty(unfinished)
+        if before is not None:
+            keep_earlier(unfinished, I2T, before.captions, before.caption_similarity)
+            keep_earlier(unfinished, T2I, before.images, before.image_similarity)
+        finish(unfinished, target, plan | {"left_out": counts, "empty": empty})
     return True
 
 
@@ -122,7 +131,7 @@ def _swept(
     caps = caps_of(compared, data, wanted.guards)
     of_captions, start, over = Best(captions, j), 0, [0, 0, 0]
     lists = Lists(folder, I2T, images, k - skip)
-    if (folder / PROGRESS).is_file():
+    if (folder / PROGRESS).is_file() and not lists.anew:
         start, over = _restored(folder / PROGRESS, of_captions)
     advance(start, images)
     saved = time.monotonic()
@@ -190,8 +199,10 @@ def plan_of(data: PairedData, wanted: Wanted, model: dict[str, Any]) -> dict[str
         },
         "wanted": asdict(wanted),
     }
-    if wanted.guards.pairs is not None and wanted.guards.pairs.is_file():
-        content["wanted"]["guards"]["pairs_checksum"] = checksum_of([wanted.guards.pairs])
+    file = wanted.guards.pairs
+    if file is not None and file.is_file():
+        # Not where it lies: the checksum says more, and the table keeps a copy.
+        content["wanted"]["guards"] |= {"pairs": file.name, "pairs_checksum": checksum_of([file])}
     kept: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return kept
 
@@ -200,11 +211,15 @@ def must_equal(plan: dict[str, Any], folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} is there already and holds no mined table; nothing is overwritten")
     there = read_json(folder / MANIFEST)
-    for part, what in (("model", "another model"), ("data", "other data"), ("wanted", "other settings")):
-        if there.get(part) != plan[part]:
+    # Data first: what a model reads, which stands beside its weights, is other where they are.
+    for part, what in (("data", "other data"), ("model", "another model"), ("wanted", "other settings")):
+        old, new = there.get(part) or {}, plan[part]
+        differ = [name for name in old | new if old.get(name) != new.get(name)]
+        if differ:
+            what = "other data" if differ == ["reads"] else what
+            shown = (f"{name} {json.dumps(old.get(name))}, not {json.dumps(new.get(name))}" for name in differ)
             raise ValueError(
-                f"{folder} is of {what} ({json.dumps(there.get(part))}, not {json.dumps(plan[part])}): "
-                "nothing is overwritten; remove it or name another"
+                f"{folder} is of {what} ({'; '.join(shown)}): nothing is overwritten; remove it or name another"
             )
 
 
@@ -219,7 +234,7 @@ def finish(unfinished: Path, target: Path, manifest: dict[str, Any]) -> None:
     lists = lists_in(unfinished)
     _write_json(unfinished / MANIFEST, manifest | {"checksum": checksum_of(lists)})
     for file in unfinished.iterdir():
-        if file not in lists and file.name not in (MANIFEST, LOCK):
+        if file not in lists and file.name not in (MANIFEST, PAIRS, LOCK):
             file.unlink()
     (unfinished / LOCK).unlink()
     os.replace(unfinished, target)

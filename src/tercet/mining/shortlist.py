@@ -35,12 +35,13 @@ def reordered(
 ) -> dict[str, int]:
     """Each list by itself, a piece at a time: after a kill it goes on with the next piece."""
     caps = caps_of(compared, data, wanted.guards)
-    progress = _read(folder / PROGRESS)
     total, captions, skip = len(data.images) + len(data.owners), len(data.owners), wanted.guards.skip
-    for side, (which, listed, k) in enumerate(
-        ((I2T, shortlist.captions, wanted.captions), (T2I, shortlist.images, wanted.images))
-    ):
-        lists = Lists(folder, which, len(listed), min(k + skip, listed.shape[1]) - skip)
+    sides = (I2T, shortlist.captions, wanted.captions), (T2I, shortlist.images, wanted.images)
+    both = [Lists(folder, which, len(listed), min(k + skip, listed.shape[1]) - skip) for which, listed, k in sides]
+    if any(lists.anew for lists in both):  # what was done is lost
+        (folder / PROGRESS).unlink(missing_ok=True)
+    progress = _read(folder / PROGRESS)
+    for side, (lists, (_, listed, _)) in enumerate(zip(both, sides, strict=True)):
         step = max(1, PAIRS // listed.shape[1])
         for start in range(progress["done"][side], len(listed), step):
             rows = slice(start, min(start + step, len(listed)))

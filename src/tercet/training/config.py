@@ -13,6 +13,7 @@ RESOLVED = (
     "first_source",
     "start_checksum",
     "mined_checksum",
+    "mined_again",
     "learned_scale",
     "pretrained",
 )  # in a run's settings.json, and no settings

@@ -21,7 +21,7 @@ from tercet.contracts import Batch
 from tercet.data.batches import Batches
 from tercet.data.dropout import SizeAugmentation
 from tercet.data.meetings import Meeting, k_caption_meetings, paired_meetings
-from tercet.data.mined import MinedTable, open_mined
+from tercet.data.mined import MinedTable, open_mined, read_empty
 from tercet.data.pairs import PairedData
 from tercet.data.pixels import Pixels
 from tercet.objectives.base import RowObjective
@@ -189,11 +189,17 @@ class Loop:
         if every is None or table is None or epoch < every:
             return
         since = epoch - epoch % every
-        folder = self.folder / runs.STATE / f"mined_{since}"
-        if distributed.leads():
-            if epoch == since and not self.place.position:
-                self.report.say(f"mines the training set again before epoch {epoch + 1}")
-            mine_now(self.model, self.data, folder, table, f"epoch {since}")
+        folder, earlier = (self.folder / runs.STATE / f"mined_{number}" for number in (since, since - every))
+        if distributed.leads() and not folder.exists():
+            self.report.say(f"mines the training set again before epoch {epoch + 1}")
+            before = table if since == every else open_mined(earlier, self.data)
+            mine_now(self.model, self.data, folder, table, f"epoch {since}", before)
+            empty = read_empty(folder)
+            if any(empty.values()):
+                self.report.say(
+                    f"guards left nothing for {empty['images']:,} images and {empty['captions']:,} captions: "
+                    "they keep their lists of the table before"
+                )
             for old in range(every, since - every, every):  # the one before may still be gone back to
                 shutil.rmtree(self.folder / runs.STATE / f"mined_{old}", ignore_errors=True)
         distributed.wait_for_all()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tercet.data.formats import open_data
-from tercet.data.mined import MinedTable, guards_of, is_shortlisted, open_mined, read_empty
+from tercet.data.mined import PAIRS, MinedTable, checksum_of, guards_of, is_shortlisted, open_mined, read_empty
 from tercet.data.pairs import PairedData
 from tercet.mining.guards import Guards
 from tercet.mining.mine import Advance, Wanted, mine
@@ -53,15 +53,31 @@ def mine_table(settings: MineSettings) -> MinedTable:
     return table
 
 
-def mine_now(model: Any, data: PairedData, folder: Path, like: MinedTable, weights: str) -> MinedTable:
-    """As another table was: lists of that length, the same guards; where it was a shortlist's, its own pairs alone."""
-    given = {name: value for name, value in guards_of(like.place).items() if name != "pairs_checksum"}
-    guards = Guards(**given | {"pairs": Path(given["pairs"])} if given.get("pairs") else given)
-    wanted = Wanted(like.captions.shape[1], like.images.shape[1], guards)
+def mine_now(
+    model: Any, data: PairedData, folder: Path, like: MinedTable, weights: str, before: MinedTable
+) -> MinedTable:
+    """As another table was: lists of that length, the same guards; where it was a shortlist's, its own pairs alone.
+
+    Weights move, and guards by similarity may come to leave nothing of a list: then it stays as it was `before`.
+    """
+    wanted = Wanted(like.captions.shape[1], like.images.shape[1], guards_again(like.place))
     shortlist = like if is_shortlisted(like.place) else None
     compare = partial(_compared_now, model, data)
-    mine(compare, data, folder, wanted, {"weights": weights}, shortlist=shortlist)
+    mine(compare, data, folder, wanted, {"weights": weights}, shortlist=shortlist, before=before)
     return open_mined(folder, data)
+
+
+def guards_again(place: str | Path) -> Guards:
+    """Those of a table; its pairs must be the ones it was mined with."""
+    given = dict(guards_of(place))
+    checksum = given.pop("pairs_checksum", None)
+    if given.get("pairs"):
+        given["pairs"] = file = Path(place) / PAIRS
+        if not file.is_file():
+            raise ValueError(f"{file}: no such file, and --mine-every needs the pairs of --guard-pairs: mine again")
+        if checksum_of([file]) != checksum:
+            raise ValueError(f"{file}: not the pairs that the table was mined with, and --mine-every needs those")
+    return Guards(**given)
 
 
 def _compared_now(model: Any, data: PairedData, folder: Path) -> Compared:
@@ -73,8 +89,9 @@ def compared_sides(
 ) -> Compared:
     """Vectors are kept in the folder, so that a second call need not encode again."""
     files = [folder / f"{side}.npy" for side in ("encoded_images", "encoded_captions")]
-    if all(file.is_file() for file in files):
-        return compared(model, *(torch.from_numpy(np.load(file)) for file in files))
+    kept = [_read_vectors(*each) for each in zip(files, (len(data.images), len(data.captions)), strict=True)]
+    if kept[0] is not None and kept[1] is not None:
+        return compared(model, kept[0], kept[1])
     say(f"encodes {len(data.images):,} images and {len(data.captions):,} captions")
     sides = encoded(model, data)
     for name, side in zip(("image", "caption"), sides, strict=True):
@@ -87,8 +104,19 @@ def compared_sides(
             beside = file.with_suffix(".new")
             with beside.open("wb") as opened:
                 np.save(opened, side.float().numpy())
+                opened.flush()
+                os.fsync(opened.fileno())
             os.replace(beside, file)
     return compared(model, *sides)
+
+
+def _read_vectors(file: Path, rows: int) -> Tensor | None:
+    """None where they are not there, or not whole: they are made again."""
+    try:
+        vectors = np.load(file)
+    except (OSError, ValueError, EOFError):
+        return None
+    return torch.from_numpy(vectors) if vectors.shape[:1] == (rows,) else None
 
 
 def _described(table: MinedTable) -> str:

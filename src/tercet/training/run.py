@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tercet import runs
-from tercet.data.mined import open_mined, table_checksum
+from tercet.data.mined import guards_of, is_shortlisted, open_mined, table_checksum
 from tercet.data.whole import LOCK, alone
 from tercet.models import SYSTEMS, preset
 from tercet.objectives import RowObjective, objective
@@ -23,6 +23,7 @@ from tercet.training.learned_scale import objective_for, takes_scale
 from tercet.training.loop import Loop
 from tercet.training.memory import Memory
 from tercet.training.mined import check_wanted
+from tercet.training.mining import guards_again
 from tercet.training.ready import Ready, make_ready
 from tercet.training.report import Report, TerminalReport
 from tercet.training.settings import TrainSettings, identity_of
@@ -115,7 +116,15 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
         "start_checksum": None if settings.start_from is None else _start_checksum(Path(settings.start_from)),
     }
+    if settings.mined is not None and settings.mine_every is not None:
+        identity["mined_again"] = _mined_again(Path(settings.mined))
     return main, first, identity
+
+
+def _mined_again(table: Path) -> dict[str, Any]:
+    """What later tables are made with, and the lists of the first do not show."""
+    guards = {name: value for name, value in guards_of(table).items() if name != "pairs"}
+    return guards | {"shortlist": is_shortlisted(table)}
 
 
 def _pretrained_checksums(settings: TrainSettings) -> dict[str, str]:
@@ -203,6 +212,8 @@ def _trained(
         model = ready.model(settings)
         retriever = ready.retriever(model)
         mined = None if settings.mined is None else open_mined(settings.mined, ready.train)
+        if settings.mine_every is not None and settings.mined is not None:
+            guards_again(settings.mined)  # now, not after the first epochs
         loop = Loop(model, ready.train, objectives, settings, folder, report, device, mined)
         loop.restore()
         if distributed.leads():
