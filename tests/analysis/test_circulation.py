@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tercet
-from tercet.analysis.circulation import _circulation, _integrals, round_positives, round_triplets
+from tercet.analysis.circulation import _batch_field, _circulation, _integrals, round_positives, round_triplets
 from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 
 CELLS = [(f"{T}/{P}", reading) for reading in ("paper", "code") for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS]
@@ -27,6 +27,26 @@ def test_a_gate_makes_the_difference_that_symmetry_point_by_point_does_not_see()
     gated, open_ = tercet.objective("con/lin"), tercet.objective("con/lin", margin=None)
     assert round_triplets(gated).largest > 0.05
     assert round_triplets(open_).vanishes
+
+
+@pytest.mark.parametrize("other", [(0, 1), (1, 1)])
+@pytest.mark.parametrize("cell", ["con/con", "nca/sig", "con/lin-ms", "cir/sig-ms"])
+def test_many_points_at_once_are_those_points_one_by_one(cell, other):
+    made = tercet.objective(cell)
+    x, y, background = (torch.rand(size, dtype=torch.float64) for size in (20, 20, (3, 3)))
+    found = torch.stack(_batch_field(made, background, other)(x, y), dim=1)
+    for first, second, components in zip(x, y, found, strict=True):
+        similarity = background.clone()
+        similarity[0, 0], similarity[other] = first, second
+        i2t, _ = made.pair_gradients(similarity)
+        assert torch.equal(components, torch.stack([i2t[0, 0], i2t[other]]))
+
+
+def test_an_objective_of_ones_own_is_taken_point_by_point():
+    own = tercet.objective(
+        lambda S, positives: S * float(S.detach().max())
+    )  # float() of many points at once is an error
+    assert round_positives(own, rectangles=1).largest > 0
 
 
 def test_a_known_field():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.analysis.doctor import FEW, ILLNESSES, caution, diagnose, table_of_illnesses
+from tercet.analysis.doctor import FEW, ILLNESSES, caution, diagnose, follows_from, table_of_illnesses
 from tercet.analysis.evidence import Evidence
 from tercet.training.kinds import flag
 from tercet.training.settings import TrainSettings
@@ -80,6 +80,25 @@ def test_what_another_illness_brings_along_is_no_finding_of_its_own():
     symptoms = {"hub_captions": 6.0, "gap": 2.0, "ahead_i2t": 0.3, "fall": 0.4}
     assert names(replace(WELL, spread=0.001, **symptoms)) == ["collapse"]
     assert names(replace(WELL, leaked=0.5, spread=0.001)) == ["collapse", "leakage"]
+
+
+def test_what_is_beyond_its_threshold_and_no_finding_says_which_finding_it_follows_from():
+    rising = replace(WELL, rise=0.3)
+    assert follows_from(WELL) == follows_from(rising) == {}
+    assert follows_from(replace(rising, hub_images=4.55)) == {"hubness": ["under-training"]}
+    # not from the collapse, which follows from under-training itself
+    assert follows_from(replace(rising, spread=0.008, hub_images=4.55, fall=0.0)) == {
+        "collapse": ["under-training"],
+        "hubness": ["under-training"],
+    }
+
+
+@pytest.mark.parametrize("fall", [0.0, 0.2])  # while validation is clearly rising, and while it is not
+def test_with_everything_ill_all_of_it_follows_from_findings(fall):
+    evidence = replace(WELL, **{name: value for each in ILL.values() for name, value in each.items()} | {"fall": fall})
+    explained = follows_from(evidence)
+    assert explained
+    assert {finding for findings in explained.values() for finding in findings} <= set(names(evidence))
 
 
 def test_a_model_that_guesses_is_under_trained_whatever_its_curve_says():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import tercet
 from tercet import cli, runs
@@ -23,7 +24,7 @@ from tercet.data.text.tokens import tokens_of
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.dissection import doctor, doctor_page, leaks
 from tercet.dissection.doctor import examine
-from tercet.dissection.doctor_page import report_on
+from tercet.dissection.doctor_page import page_of, print_report, report_on
 from tercet.dissection.leaks import leaks_between
 from tercet.dissection.opened import open_run_folder
 from tests.dissection.illnesses import FEW, NAMES, every_run, made_healthy, made_ill
@@ -139,7 +140,7 @@ def test_so_many_leaks_are_named_and_all_are_counted(ill, tmp_path, monkeypatch,
     assert "20 equal images, the first 3" in (tmp_path / "doctor.html").read_text()
 
 
-def test_a_recurrent_model_after_two_epochs_is_under_trained_and_not_collapsed(tmp_path):
+def test_a_recurrent_model_after_two_epochs_is_under_trained_and_not_collapsed(tmp_path, capsys):
     run = tercet.train(
         data="scenes:600",
         model="vsepp",
@@ -151,6 +152,11 @@ def test_a_recurrent_model_after_two_epochs_is_under_trained_and_not_collapsed(t
     report = report_on(open_run_folder(run.folder))
     assert report.evidence.spread < 0.01
     assert [finding.name for finding in report.findings] == ["under-training"]
+    print_report(report, Console(width=80))
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("collapse"))
+    assert row.split(maxsplit=2)[2].strip() == "(follows from under-training) below 0.01"
+    assert "(follows from under-training)</b>" in page_of(report)
+    assert report.as_json()["looked_at"][0]["follows_from"] == ["under-training"]
 
 
 def no_numbers(S, positives):

@@ -43,7 +43,12 @@ def test_a_run_with_members_is_counted_drawn_and_laid_open(table, tmp_path):
 def test_members_are_looked_at_on_a_run_without_them(table, tmp_path):
     run = small_run("triplet-sh")
     with pytest.raises(ValueError, match="aoq needs mined members"):
-        analysed(run, tmp_path / "without", cocos=True, objectives=("aoq",))
+        analysed(run, tmp_path / "without", cocos=True, objectives=("triplet", "aoq"))
+    with pytest.raises(ValueError, match="no mined table there"):
+        analysed(run, tmp_path / "without", anatomy=True, objectives=("triplet",), mined=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="--judgements: aoq needs mined members, and held-out pairs have none"):
+        analysed(run, tmp_path / "without", judgements=tmp_path, objectives=("aoq",), mined=table)
+    assert not (tmp_path / "without").exists()
     (file,) = analysed(run, tmp_path / "with", cocos=True, objectives=("aoq",), mined=table)
     assert json.loads(file.read_text())[0]["mean"]["mined"]["(i-, t)"] > 0
 

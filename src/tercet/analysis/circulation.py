@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet.analysis.diagram import gradient_at
 from tercet.objectives.base import RowObjective
+from tercet.objectives.goal import Goal
 from tercet.objectives.masks import as_rows
 
 
@@ -87,17 +88,20 @@ def _in_batches(
 
 
 def _batch_field(objective: RowObjective, background: Float[Tensor, "pair pair"], other: tuple[int, int]) -> Field:
-    def field(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        components = []
-        for first, second in zip(x, y, strict=True):
-            similarity = background.clone()
-            similarity[0, 0], similarity[other] = first, second
-            gradient = objective.row_gradient(as_rows(similarity, None, None))
-            components.append(torch.stack([gradient[0, 0], gradient[other]]))
-        along_x, along_y = torch.stack(components).T
-        return along_x, along_y
+    is_first, is_second = (torch.zeros_like(background, dtype=torch.bool) for _ in range(2))
+    is_first[0, 0] = is_second[other] = True
 
-    return field
+    def at_point(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        similarity = torch.where(is_second, second, torch.where(is_first, first, background))
+        gradient = objective.row_gradient(as_rows(similarity, None, None))
+        return gradient[0, 0], gradient[other]
+
+    def one_by_one(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        along_x, along_y = zip(*map(at_point, x, y), strict=True)
+        return torch.stack(along_x), torch.stack(along_y)
+
+    # All points at once, to the same digits; functions of one's own need not be fit for that.
+    return torch.vmap(at_point) if isinstance(objective, Goal) else one_by_one
 
 
 def _rectangles(drawn: np.random.Generator, count: int) -> Float[np.ndarray, "rectangle 4"]:
@@ -138,8 +142,8 @@ def _integrals(
     width = (high - low)[edge] / PANELS
     start = low[edge] + share * (high - low)[edge]
     total, error = torch.zeros_like(low), torch.zeros_like(low)
+    whole = _panels(f, edge, start, width)
     for halving in range(HALVINGS + 1):
-        whole = _panels(f, edge, start, width)
         halves = [_panels(f, edge, start, width / 2), _panels(f, edge, start + width / 2, width / 2)]
         apart = (whole - halves[0] - halves[1]).abs()
         done = (apart <= TOLERANCE) | (halving == HALVINGS)
@@ -147,6 +151,7 @@ def _integrals(
         error.index_add_(0, edge[done], apart[done])
         if done.all():
             break
+        whole = torch.cat([half[~done] for half in halves])
         edge, width = edge[~done].repeat(2), (width[~done] / 2).repeat(2)
         start = torch.cat([start[~done], start[~done] + width[: len(width) // 2]])
     return total, error

@@ -46,9 +46,10 @@ class Illness:
             return False  # `diagnose` tells what is no number
         return value > self.threshold if self.worse == "above" else value < self.threshold
 
-    def is_explained(self, evidence: Evidence, beyond: set[str]) -> bool:
-        rising = evidence.is_rising and self.explained_while_rising is not None
-        return not beyond.isdisjoint((self.explained_while_rising if rising else self.explained_by) or ())
+    def explaining(self, evidence: Evidence) -> tuple[str, ...]:
+        if evidence.is_rising and self.explained_while_rising is not None:
+            return self.explained_while_rising
+        return self.explained_by
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,23 @@ class Finding:
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    beyond = {illness.name for illness in ILLNESSES if illness.is_beyond(evidence)}
+    explained = follows_from(evidence)
     return _no_numbers(evidence) + [
         Finding(illness.name, illness.seen(evidence), f"{illness.measured}: ill {illness.limit}", illness.advice)
         for illness in ILLNESSES
-        if illness.name in beyond and not illness.is_explained(evidence, beyond)
+        if illness.is_beyond(evidence) and illness.name not in explained
     ]
+
+
+def follows_from(evidence: Evidence) -> dict[str, list[str]]:
+    """Of each illness beyond its threshold that is no finding of its own: the findings that bring it along."""
+    beyond = {illness.name: illness for illness in ILLNESSES if illness.is_beyond(evidence)}
+    causes = {name: beyond.keys() & illness.explaining(evidence) for name, illness in beyond.items()}
+
+    def findings(name: str) -> set[str]:  # a cause may itself be explained
+        return set().union(*map(findings, causes[name])) if causes[name] else {name}
+
+    return {name: [each for each in beyond if each in findings(name)] for name in beyond if causes[name]}
 
 
 def caution(evidence: Evidence) -> str | None:

@@ -28,8 +28,10 @@ from tercet.pages.page import Section, figure_block, page
 from tercet.pages.table import Table
 
 Item = TypeVar("Item")
+OF_OBJECTIVES = ("cocos", "anatomy", "judgements")
 OF_A_RUN = ("cocos", "diagram", "anatomy", "examples", "judgements")
 MOST_RUNS = 2
+GOAL = "goal"  # among objectives: the two figures of GOAL, where diagrams are drawn
 # A setting that says nothing without the part that it belongs to.
 BELONGS_TO = {"queries": "examples", "epochs": "diagram", "as_published": "cocos"}
 
@@ -68,7 +70,7 @@ def analyse(settings: AnalyseSettings, console: Console) -> Iterator[Path]:
             console.print(compare_cross_ranks(opened[0], second).sentence(), highlight=False, markup=False)
     if not opened and settings.diagram:
         yield from _write_figures(
-            settings.out, "Objectives over the plane of triplets", _figures_alone(looked_at[0], settings)
+            settings.out, "Objectives over the plane of triplets", _figures(looked_at[0], {}, settings)
         )
     if settings.integrability:
         yield _integrability(settings.out, console)
@@ -76,20 +78,32 @@ def analyse(settings: AnalyseSettings, console: Console) -> Iterator[Path]:
 
 def _asked(settings: AnalyseSettings) -> tuple[AnalyseSettings, bool]:
     """All parts where a run is given and none is named; and whether any was."""
+    settings.check()
     if len(settings.runs) > MOST_RUNS:
         raise ValueError(f"one or two runs can be looked at beside each other, got {len(settings.runs)}")
     asked = [part for part in (*OF_A_RUN, "integrability") if getattr(settings, part)]
     wanting = [part for part in asked if part not in ("diagram", "integrability")]
     if not settings.runs and wanting:
         raise ValueError(f"--{wanting[0]} needs a run folder: tercet analyse RUN --{wanting[0]}")
-    if settings.runs and not asked:
-        return replace(settings, cocos=True, diagram=True, anatomy=True, examples=True), False
-    if not asked:
+    if not settings.runs and not asked:
         raise ValueError("name a run folder, or --diagram or --integrability, which need none; --help says more")
+    if not asked:
+        settings = replace(settings, cocos=True, diagram=True, anatomy=True, examples=True)
     for setting, part in BELONGS_TO.items():
         if getattr(settings, setting) and not getattr(settings, part):
             raise ValueError(f"--{setting.replace('_', '-')} is for --{part}, which was not asked for")
-    return settings, True
+    _check_goal(settings)
+    return settings, bool(asked)
+
+
+def _check_goal(settings: AnalyseSettings) -> None:
+    if GOAL not in settings.objectives:
+        return
+    if not settings.diagram:
+        raise ValueError(f"--objectives {GOAL} is for --diagram, which was not asked for")
+    wanting = [part for part in OF_OBJECTIVES if getattr(settings, part)]
+    if wanting and set(settings.objectives) == {GOAL}:
+        raise ValueError(f"--objectives {GOAL} is for --diagram alone: name an objective beside it for --{wanting[0]}")
 
 
 def _looked_at(run: Opened, settings: AnalyseSettings) -> list[LookedAt]:
@@ -99,13 +113,11 @@ def _looked_at(run: Opened, settings: AnalyseSettings) -> list[LookedAt]:
 
 
 def _alone(settings: AnalyseSettings) -> list[LookedAt]:
-    """Objectives without a run; goal stands for the figures of GOAL, and is looked at where nothing else is named."""
-    names = [given for given in settings.objectives if given != "goal"]
-    return [LookedAt(given, objective(name, **chosen)) for given, name, chosen in _parsed(names)]
+    return [LookedAt(given, objective(name, **chosen)) for given, name, chosen in _parsed(settings.objectives)]
 
 
 def _parsed(names: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for given in dict.fromkeys(names):
+    for given in dict.fromkeys(each for each in names if each != GOAL):
         name, chosen, others = parse(given)
         if others:
             raise ValueError(f"{given}: {', '.join(others)} is a setting of training, and nothing is trained here")
@@ -125,14 +137,18 @@ def _can_show_examples(opened: Sequence[Opened], settings: AnalyseSettings, name
 def _check(run: Opened, looked_at: Sequence[LookedAt], settings: AnalyseSettings) -> None:
     if settings.epochs:
         diagrams.chosen_epochs(runs.read_triplets(run.folder), settings.epochs)
-    if settings.judgements is not None:
-        read_judgements(settings.judgements, run.split(run.held_out))
     for each in looked_at:
         if settings.as_published:
             count_batch(each.objective, torch.eye(2), as_published=True)  # refused where none was released
+        if settings.cocos or settings.anatomy:
+            run.check_members(each.objective)
+        if settings.judgements is not None and each.objective.takes_mined:
+            raise ValueError(f"--judgements: {each.label} needs mined members, and held-out pairs have none")
         batches = len(run.meetings(each.objective, settings.batch_size))
         if settings.anatomy and settings.batch >= batches:
             raise ValueError(f"--batch {settings.batch}: there are {batches:,} batches, 0 to {batches - 1}")
+    if settings.judgements is not None:
+        read_judgements(settings.judgements, run.split(run.held_out))
 
 
 def _one_run(run: Opened, looked_at: Sequence[LookedAt], settings: AnalyseSettings, console: Console) -> Iterator[Path]:
@@ -184,21 +200,21 @@ def _judged(run: Opened, looked_at: Sequence[LookedAt], settings: AnalyseSetting
 def _figures(
     looked_at: Sequence[LookedAt], laid: diagrams.Laid, settings: AnalyseSettings
 ) -> list[tuple[Figure, dict[str, Any]]]:
+    """Those of GOAL where they are named, or nothing is."""
     how = {"mined": settings.mined_similarity}
-    return [
+    made = [
         diagrams.diagram(each.objective, laid, name=f"diagram_{each.file_name}", label=each.label, **how)
         for each in looked_at
     ]
-
-
-def _figures_alone(looked_at: Sequence[LookedAt], settings: AnalyseSettings) -> list[tuple[Figure, dict[str, Any]]]:
-    return _figures(looked_at, {}, settings) or [diagrams.goal_figure_2(), diagrams.goal_figure_3()]
+    if GOAL in settings.objectives or not made:
+        made += [diagrams.goal_figure_2(), diagrams.goal_figure_3()]
+    return made
 
 
 def _write_figures(out: Path, heading: str, made: Sequence[tuple[Figure, dict[str, Any]]]) -> Iterator[Path]:
     for figure, content in made:
         runs.write_beside_runs(out, f"figures/{figure.name}.svg", figure.file_svg)
-        runs.write_beside_runs(out, f"figures/{figure.name}.json", json.dumps(content) + "\n")
+        runs.write_beside_runs(out, f"figures/{figure.name}.json", _json(content))
         runs.write_beside_runs(out, f"figures/{figure.name}.png", figure.png)
         yield out / "figures" / f"{figure.name}.png"
     lead = "Positive similarity to the right, negative upwards: how strongly a triplet there is pulled and pushed."
@@ -230,5 +246,9 @@ def _with_bar(items: Sequence[Item], what: str) -> Iterable[Item]:
 
 
 def _write_json(out: Path, name: str, content: Any) -> Path:
-    runs.write_beside_runs(out, f"{name}.json", json.dumps(runs.without_nan(content), indent=2) + "\n")
+    runs.write_beside_runs(out, f"{name}.json", _json(content, indent=2))
     return out / f"{name}.json"
+
+
+def _json(content: Any, indent: int | None = None) -> str:
+    return json.dumps(runs.without_nan(content), indent=indent, allow_nan=False) + "\n"

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tercet import runs
-from tercet.analysis.doctor import ILLNESSES, Finding, caution, diagnose
+from tercet.analysis.doctor import ILLNESSES, Finding, Illness, caution, diagnose, follows_from
 from tercet.analysis.evidence import Evidence
 from tercet.dissection.doctor import examine
 from tercet.dissection.doctor_settings import DoctorSettings
@@ -44,12 +44,17 @@ class Report:
         return f"{len(ILLNESSES)} things were looked at, and this stands out: {names}."
 
     def table(self) -> Table:
-        """All that was looked at, beside the threshold; bold is beyond it."""
+        """All that was looked at, beside the threshold; bold is beyond it, with the finding that explains it."""
         rows = [
-            (illness.name, [Cell(illness.shown(self.evidence), illness.is_beyond(self.evidence)), Cell(illness.limit)])
+            (illness.name, [Cell(self._shown(illness), illness.is_beyond(self.evidence)), Cell(illness.limit)])
             for illness in ILLNESSES
         ]
         return Table("What was looked at", ("", "value", "ill"), rows)
+
+    def _shown(self, illness: Illness) -> str:
+        findings = follows_from(self.evidence).get(illness.name)
+        shown = illness.shown(self.evidence)
+        return shown if findings is None else f"{shown} (follows from {', '.join(findings)})"
 
     def as_json(self) -> dict[str, Any]:
         looked_at = [
@@ -59,6 +64,7 @@ class Report:
                 "shown": illness.shown(self.evidence),
                 "ill": illness.limit,
                 "beyond": illness.is_beyond(self.evidence),
+                "follows_from": follows_from(self.evidence).get(illness.name, []),
             }
             for illness in ILLNESSES
         ]
@@ -77,7 +83,7 @@ def run_doctor(settings: DoctorSettings) -> tuple[Report, Path]:
     """The report, and the page that was written."""
     report = report_on(open_run_folder(settings.run, data=settings.data, images=settings.images))
     out = Path("analysis") / report.run if settings.out is None else settings.out
-    runs.write_beside_runs(out, JSON, json.dumps(runs.without_nan(report.as_json()), indent=2) + "\n")
+    runs.write_beside_runs(out, JSON, json.dumps(runs.without_nan(report.as_json()), indent=2, allow_nan=False) + "\n")
     runs.write_beside_runs(out, HTML, page_of(report))
     return report, out / HTML
 

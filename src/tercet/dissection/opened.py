@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     def members(self, objective: RowObjective) -> Float[Tensor, "pair 4"] | None:
         """What this objective takes; whoever needs members and has none is told."""
         if objective.takes_mined and self.mined is None:
-            raise ValueError(f"{objective.name} needs mined members: name a table of the training split with --mined")
+            raise _without_members(objective)
         return self.mined if objective.takes_mined else None
 
 
@@ -118,6 +118,11 @@ class Opened:
             ignored = self._equal_texts.equal_text(meeting) & ~positives
         return Seen(similarity, positives, ignored, meeting, self._mined(meeting, positives))
 
+    def check_members(self, objective: RowObjective) -> None:
+        """What `Seen.members` would say of any batch, before there is one; a table that cannot be read is told too."""
+        if self._draws is None and objective.takes_mined:
+            raise _without_members(objective)
+
     @cached_property
     def _draws(self) -> MemberDraws | None:
         if self.settings.mined is None:
@@ -157,6 +162,10 @@ class Opened:
     def looked_at(self, name: str, named: dict[str, Any]) -> RowObjective:
         """Any objective, on the model's plain similarities: a learned scale is the temperature where none is named."""
         return _on_plain(self.model, objective_for(self.settings.model, name, named), named)
+
+
+def _without_members(objective: RowObjective) -> ValueError:
+    return ValueError(f"{objective.name} needs mined members: name a table of the training split with --mined")
 
 
 def _on_plain(model: Any, made: RowObjective, named: dict[str, Any]) -> RowObjective:

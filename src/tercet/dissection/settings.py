@@ -1,6 +1,7 @@
 """What `tercet analyse` can be told. Imports nothing heavy: `--help` must be quick."""
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -30,11 +31,11 @@ class AnalyseSettings:
     judgements: Path | None = None
     """Folder of Flickr8k's human judgements: how much of the push falls on pairs that people call matching."""
     integrability: bool = False
-    """Line integrals of GOAL's cells round closed rectangles: zero means that a loss exists."""
+    """Line integrals of GOAL's cells round closed rectangles: zero means that a loss exists. Takes some ten seconds."""
 
     objectives: Names = ()
     """Whose gradient: names of the catalogue or path/to/mine.py:function, with settings as in nt-xent:temperature=0.05.
-    The run's own by default; any other one is looked at on the run's similarities."""
+    The run's own by default; any other one is looked at on the run's similarities. In a diagram goal draws GOAL's."""
     epochs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="EPOCH ...")] = ()
     """Whose triplets are laid on a diagram; the first, a middle and the last by default."""
     queries: Names = ()
@@ -59,6 +60,13 @@ class AnalyseSettings:
     out: Path = Path("analysis")
     """Where pages, figures and numbers go."""
 
-    def __post_init__(self) -> None:
-        if self.batch_size < 2 or self.batch < 0 or not 0 <= self.epsilon < 1:
-            raise ValueError("--batch-size must be at least 2, --batch at least 0, --epsilon from 0 to 1")
+    def check(self) -> None:
+        """Not while the command line is parsed: what is wrong would stand in a box of several lines."""
+        for name, given, is_allowed, allowed in (
+            ("--batch-size", self.batch_size, self.batch_size >= 2, "at least 2"),
+            ("--batch", self.batch, self.batch >= 0, "at least 0"),
+            ("--epsilon", self.epsilon, 0 <= self.epsilon < 1, "at least 0 and below 1"),
+            ("--mined-similarity", self.mined_similarity, isfinite(self.mined_similarity), "a finite number"),
+        ):
+            if not is_allowed:
+                raise ValueError(f"{name} must be {allowed}, got {given}")
