@@ -243,7 +243,7 @@ def drawn_section(lines: list[dict]) -> list[str]:
         "Its tiny configuration, from random weights, on pixels: NT-Xent with the learned temperature (ITC), and two",
         "objectives in its place, each beside the matching loss; one seed, by the towers' cosine, not re-ranked.",
         "Chance is an rsum of 16: from random weights, at NT-Xent's rate and in so few steps, the objectives of the",
-        "hardest negative learn next to nothing; at a lower rate and in twice the epochs both of them do. As",
+        "hardest negative learn next to nothing; at a lower rate and in twice the epochs both learn. As",
         "GOAL's authors do, they are also trained from weights that another objective trained before (after: the run",
         "whose weights come first); there they add nothing to what it learned. Where two rows name the same command,",
         "they are of different commits.",
