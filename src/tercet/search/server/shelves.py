@@ -46,7 +46,7 @@ class Shelf:
 
     async def ask(self, text: str, k: int) -> list[Hit]:
         """Together with whatever else is asked at the moment."""
-        assert self.searcher is not None  # refuses where it is not there yet
+        _ = self.searcher  # refuses at once where it is not there yet
         return await self._questions.ask((text, k))
 
     def close(self) -> None:
