@@ -17,6 +17,7 @@ KNOWN = ("con/con", "nca/con", "cir/lin", "con/sig", "con/sig-ms")  # GOAL's Tab
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTU"
 USUAL_RATE = 0.001
 LEVEL = 0.05
+TRAINING_PAIRS = 30_000
 
 SECTIONS = {
     "heads": "Heads, one learning rate for all",
@@ -74,6 +75,12 @@ class Section:
     def seeds(self) -> int:
         return min(len(each) for each in self.by_name.values())
 
+    @property
+    def passes(self) -> float:
+        """How often the training pairs were seen, by the objective that saw them least."""
+        runs = [run for by_seed in self.by_name.values() for run in by_seed.values()]
+        return min(run["metrics"]["pairs_seen"] for run in runs) / TRAINING_PAIRS
+
 
 def named(line: dict) -> str:
     settings = line["settings"]
@@ -103,7 +110,8 @@ objectives beside each other. Test, weights chosen on validation, mean ± std (n
 
 Seven claims were fixed before the runs; how each is tested was written while they ran: on rsum, over seeds and images
 together (docs/comparing.md says how), two-sided at 5 %, corrected (Holm) within the claim. The verdicts are **holds**,
-**does not hold**, or **cannot be told** with these seeds.
+**does not hold**, **cannot be told** with these seeds, or **too early to tell** where training was stopped before one
+pass over the training pairs: such runs show who starts fastest, not who wins.
 
 1. triplet-sh beats triplet.
 2. triplet-sh beats nt-xent.
@@ -143,10 +151,9 @@ def about(name: str, section: Section) -> str:
         if first
         else ""
     )
-    seen = min(each["metrics"]["pairs_seen"] for each in every) / 30_000
     short = (
-        f" Trained from scratch on {seen:.1f} passes over the pairs: this is the beginning of training."
-        if seen < 1
+        f" Trained from scratch on {section.passes:.1f} passes over the pairs: this is the beginning of training."
+        if section.passes < 1
         else ""
     )
     return (
@@ -213,7 +220,15 @@ def claims(section: Section) -> list[str]:
 
 
 def verdicts(section: Section) -> list[tuple[int, str, str]]:
-    """(number, verdict, what it rests on) of every claim that these runs can speak about."""
+    """(number, verdict, evidence) of every claim that these runs can speak about; none from unfinished training."""
+    tested = tests_of_claims(section)
+    if section.passes >= 1:
+        return tested
+    reason = f"Stopped after {section.passes:.1f} passes over the training pairs. So far: "
+    return [(number, "too early to tell", reason + evidence) for number, _, evidence in tested]
+
+
+def tests_of_claims(section: Section) -> list[tuple[int, str, str]]:
     found: list[tuple[int, str, str]] = []
     if {"triplet", "triplet-sh"} <= section.by_name.keys():
         found.append((1, *beats(section, "triplet-sh", "triplet")))
