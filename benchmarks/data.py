@@ -1,53 +1,53 @@
-"""Batches of precomputed regions a second, beside the way of the original loaders.
+"""Batches of precomputed regions per second, against the original data loaders.
 
     python benchmarks/data.py       # about five minutes; writes benchmarks/results/data_<date>.md
 
-The original way, as VSE++, SCAN, VSRN and BFAN have it: all features in memory, item by item copied into a tensor,
-captions tokenized by NLTK each time they are seen, a batch sorted by length and stacked. Ours: features memory-mapped,
-captions tokenized once, a batch gathered in one call. Both read the same random batches of 128 from the same files,
-which lie in the page cache, and take turns in one run; a figure is the median of its turns.
+The original loader of VSE++, SCAN, VSRN and BFAN: all features in memory, copied to a tensor item by item, captions
+tokenized by NLTK every time, a batch sorted by length and stacked. Ours: memory-mapped features, captions tokenized
+once, a batch gathered in one call. Both read the same random batches of 128 from the same files, which are in the page
+cache. Times are medians of interleaved turns.
 """
 
-import argparse
-import platform
 import statistics
 import tempfile
 import time
-from datetime import date
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import nltk
 import numpy as np
 import torch
+from harness import make_parser, median_seconds, page_header, write_page
 
-from tercet.data.batches import Batches
+from tercet.data.collate import Collator
 from tercet.data.formats import open_data
-from tercet.data.meetings import paired_meetings
-from tercet.data.pairs import paired
+from tercet.data.paired_dataset import paired
+from tercet.data.samplers import pair_batches
 from tercet.data.scenes import scenes
-from tercet.data.text.tokens import tokens_of
+from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.objectives import objective
-from tercet.training.config import train_settings
-from tercet.training.loop import Loop
-from tercet.training.report import Report
+from tercet.training.progress import RunProgress
+from tercet.training.settings import train_settings
+from tercet.training.train import Loop
 
 BATCH = 128
 IMAGES = 1500
 TURNS = 9
-BATCHES_A_TURN = 8
+BATCHES_PER_TURN = 8
 SHAPES = ((36, 2048, np.float32), (36, 2048, np.float16), (36, 256, np.float16), (1, 4096, np.float32))
 
 
 class OriginalDataset(torch.utils.data.Dataset):
-    """One item: a copy of its image's regions, and its caption tokenized now."""
+    """An item is a copy of its image's regions and its caption, tokenized on access."""
 
     def __init__(self, folder, vocabulary):
         self.captions = (folder / "train_caps.txt").read_text().splitlines()
         self.images = np.load(folder / "train_ims.npy")
         self.divisor = 1 if len(self.images) == len(self.captions) else 5
-        self.numbers = vocabulary.numbers
+        self.word_to_id = vocabulary.word_to_id
 
     def __len__(self):
         return len(self.captions)
@@ -55,9 +55,9 @@ class OriginalDataset(torch.utils.data.Dataset):
     def __getitem__(self, index):
         image = torch.Tensor(self.images[index // self.divisor])
         words = nltk.tokenize.word_tokenize(str(self.captions[index]).lower(), preserve_line=True)
-        caption = [self.numbers["<start>"]]
-        caption.extend(self.numbers.get(word, self.numbers["<unk>"]) for word in words)
-        caption.append(self.numbers["<end>"])
+        caption = [self.word_to_id["<start>"]]
+        caption.extend(self.word_to_id.get(word, self.word_to_id["<unk>"]) for word in words)
+        caption.append(self.word_to_id["<end>"])
         return image, torch.Tensor(caption), index
 
 
@@ -86,7 +86,7 @@ def loader_section():
     for regions, dim, dtype in SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             write_folder(Path(folder), regions, dim, dtype)
-            rates = measure(Path(folder))
+            rates = batches_per_second(Path(folder))
             shape = f"{regions} x {dim} {np.dtype(dtype).name}" if regions > 1 else f"{dim} {np.dtype(dtype).name}"
             ratio = rates["ours"] / rates["original"]
             lines.append(f"| {shape} | {rates['original']:.1f} | {rates['ours']:.1f} | **{ratio:.1f}** |")
@@ -94,31 +94,32 @@ def loader_section():
     return "\n".join(lines)
 
 
-def measure(folder):
+def batches_per_second(folder):
     split = open_data(folder).splits["train"]
     vocabulary = build_vocabulary(split.texts)
-    batches = Batches(paired("x", split, captions=tokens_of(split.texts, vocabulary)))
+    collator = Collator(paired("x", split, captions=tokenize_captions(split.texts, vocabulary)))
     dataset = OriginalDataset(folder, vocabulary)
-    times = {"original": [], "ours": []}
-    for turn in range(TURNS + 1):
-        meetings = paired_meetings(batches.data.owners, BATCH, seed=0, epoch=turn)[:BATCHES_A_TURN]
-        order = [meeting.captions.tolist() for meeting in meetings]
-        contestants = {
-            "original": torch.utils.data.DataLoader(dataset, batch_sampler=order, collate_fn=original_collate),
-            "ours": batches.run(meetings),
-        }
-        for name, contestant in contestants.items():
-            start = time.perf_counter()
-            for batch in contestant:
-                images = batch[0] if name == "original" else batch.images
-                assert len(images) == BATCH
-            if turn:  # the first warms up
-                times[name].append(time.perf_counter() - start)
-    return {name: BATCHES_A_TURN / statistics.median(taken) for name, taken in times.items()}
+    epochs = [
+        pair_batches(collator.data.owners, BATCH, seed=0, epoch=turn)[:BATCHES_PER_TURN] for turn in range(TURNS + 1)
+    ]
+    orders = [[indices.captions.tolist() for indices in index_batches] for index_batches in epochs]
+    epochs_left, orders_left = iter(epochs), iter(orders)
+
+    def original():
+        loader = torch.utils.data.DataLoader(dataset, batch_sampler=next(orders_left), collate_fn=original_collate)
+        for images, *_ in loader:
+            assert len(images) == BATCH
+
+    def ours():
+        for batch in collator.run(next(epochs_left)):
+            assert len(batch.images) == BATCH
+
+    seconds = median_seconds({"original": original, "ours": ours}, TURNS)
+    return {name: BATCHES_PER_TURN / taken for name, taken in seconds.items()}
 
 
 def proportion_section():
-    """A file of 8 GB of which nothing is in memory: what a random batch costs by its size."""
+    """Time of a random batch by its size, from a file of 8 GB of which nothing is in memory."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train_ims.npy"
         rows = 8_000_000_000 // (36 * 2048 * 4)
@@ -130,18 +131,16 @@ def proportion_section():
         (Path(folder) / "train_ids.txt").write_text("".join(f"{row}\n" for row in range(rows)))
         start = time.perf_counter()
         split = open_data(folder).splits["train"]
-        opened = time.perf_counter() - start
+        open_seconds = time.perf_counter() - start
         sizes = (32, 64, 128, 256)
-        taken = {size: [] for size in sizes}
-        for turn in range(12):
-            for size in sizes:
-                items = torch.randint(rows, (size,), generator=torch.Generator().manual_seed(turn * 1000 + size))
-                start = time.perf_counter()
-                split.features.take(items)
-                taken[size].append(time.perf_counter() - start)
-        medians = {size: statistics.median(times[2:]) for size, times in taken.items()}
+
+        def take(size, seeds):
+            items = torch.randint(rows, (size,), generator=torch.Generator().manual_seed(next(seeds)))
+            split.features.take(items)
+
+        medians = median_seconds({size: partial(take, size, count(size, 1000)) for size in sizes}, 11)
         lines = [
-            f"A sparse file of 8 GB ({rows} x 36 x 2048 float32, {5 * rows:,} captions) opens in {opened:.2f} s.",
+            f"A sparse file of 8 GB ({rows} x 36 x 2048 float32, {5 * rows:,} captions) opens in {open_seconds:.2f} s.",
             "",
             "| batch | time, as a multiple of that of 32 |",
             "|---|---|",
@@ -152,7 +151,7 @@ def proportion_section():
 
 
 def waiting_section():
-    """Share of the default training loop that is spent waiting for batches."""
+    """Share of the default training loop's time that making batches takes."""
     data = paired("scenes", open_data("scenes").split("train"))
     shares = []
     for seed in range(3):
@@ -160,18 +159,18 @@ def waiting_section():
         model = build("heads", image_dim=data.images.shape[-1], caption_dim=data.captions.shape[-1])
         hinge = objective("triplet-sh")
         with tempfile.TemporaryDirectory() as folder:
-            loop = Loop(model, data, (hinge, hinge), settings, Path(folder), Report(), torch.device("cpu"))
+            loop = Loop(model, data, (hinge, hinge), settings, Path(folder), RunProgress(), torch.device("cpu"))
             loop.restore()
             start = time.perf_counter()
             for _ in loop.epochs():
-                loop.place.position = 0
-            whole = time.perf_counter() - start
+                loop.state.position = 0
+            loop_seconds = time.perf_counter() - start
         start = time.perf_counter()
         for epoch in range(settings.epochs):
-            meetings = paired_meetings(data.owners, settings.batch_size, seed=seed, epoch=epoch)
-            for _ in Batches(data).run(meetings):
+            index_batches = pair_batches(data.owners, settings.batch_size, seed=seed, epoch=epoch)
+            for _ in Collator(data).run(index_batches):
                 pass
-        shares.append((time.perf_counter() - start) / whole)
+        shares.append((time.perf_counter() - start) / loop_seconds)
     line = (
         f"On the default of `tercet compare` batches take {100 * statistics.median(shares):.1f} % of the loop's time."
     )
@@ -180,16 +179,14 @@ def waiting_section():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    given = parser.parse_args()
-    header = (
-        f"# Data, {date.today()}\n\n`python benchmarks/data.py`, {torch.get_num_threads()} threads, torch "
-        f"{torch.__version__}, NLTK {nltk.__version__}, Python {platform.python_version()}; batches of {BATCH} pairs "
-        f"from {IMAGES:,} images, medians of {TURNS} interleaved turns.\n"
-    )
+    options = make_parser(__doc__).parse_args()
     sections = [
-        header,
+        *page_header(
+            "Data",
+            "data",
+            f"NLTK {nltk.__version__}; batches of {BATCH} pairs from {IMAGES:,} images, medians of {TURNS} interleaved "
+            "turns.",
+        ),
         "## Batches",
         loader_section(),
         "\n## Large files",
@@ -197,8 +194,7 @@ def main():
         "\n## Waiting",
         waiting_section(),
     ]
-    given.out.mkdir(exist_ok=True)
-    (given.out / f"data_{date.today()}.md").write_text("\n".join(sections) + "\n")
+    write_page(options.out, "data", sections)
 
 
 if __name__ == "__main__":

@@ -1,69 +1,62 @@
-"""All metrics both ways beside the bare product and the original ranking, on the shape of COCO-5K.
+"""All metrics of both directions against the matrix product alone and the original ranking, at the size of COCO-5K.
 
     python benchmarks/evaluation.py                 # about four minutes; writes benchmarks/results/evaluation_<date>.md
-    python benchmarks/evaluation.py --images 1000   # a fifth of the size, each side
+    python benchmarks/evaluation.py --images 1000   # a fifth of the images and captions
 
-Contestants take turns in one run, forwards and backwards; a figure is the median of its turns. The original ranking
-sorts all candidates of every query in float64, as VSE++ and its descendants do; it is timed on some queries and scaled.
-Memory is the peak of the process above what it held before.
+Times are medians of interleaved turns. The original ranking sorts all candidates of every query in float64, as VSE++
+and its successors do; it is timed on a sample of queries and scaled. Memory is the growth of the process's peak.
 """
 
-import argparse
-import platform
 import statistics
-from datetime import date
-from pathlib import Path
 
 import numpy as np
 import torch
+from harness import make_parser, median_seconds, page_header, peak_megabytes, write_page
 
 import tercet
-from objectives import peak_megabytes, take_turns
 from tercet.evaluation import Positives, rank_positives, tiles_of_embeddings
-from tercet.evaluation.tiles import ENTRIES
+from tercet.evaluation.blocked_similarity import TILE_ENTRIES
 
 DIM, CAPTIONS = 1024, 5
-# How far captions lie from their images: about where trained models are, and where they begin.
+# Distance of captions from their images: about that of trained and of untrained models.
 NOISE = {"trained": 9.0, "untrained": 1e6}
 SAMPLE = 40
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    given = parser.parse_args()
+    options = parser.parse_args()
     lines = [
-        f"# Evaluation, {date.today()}",
-        "",
-        f"`python benchmarks/evaluation.py`, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-        f"Python {platform.python_version()}, float32, {given.images:,} images x {CAPTIONS * given.images:,} captions, "
-        f"dim {DIM}; medians of {given.turns} interleaved turns.",
-        "",
-        "- **product**: S = X Y^T, whole, and in the tiles that the evaluation uses; nothing else.",
+        *page_header(
+            "Evaluation",
+            "evaluation",
+            f"float32, {options.images:,} images x {CAPTIONS * options.images:,} captions, dim {DIM}; medians of "
+            f"{options.turns} interleaved turns.",
+        ),
+        "- **product**: only S = X Y^T, whole and in the tiles of the evaluation.",
         "- **ours**: `tercet.evaluate_embeddings(x, y, owners)`, every metric, both directions.",
-        f"- **original**: a full argsort a query in float64, both directions; {SAMPLE} images and captions, scaled.",
+        f"- **original**: a full argsort per query in float64, both directions; {SAMPLE} images and captions, scaled.",
         "- **memory**: peak above the embeddings, in MB; S alone would be "
-        f"{4 * CAPTIONS * given.images**2 / 2**20:.0f}.",
+        f"{4 * CAPTIONS * options.images**2 / 2**20:.0f}.",
         "",
         "| model | R@1 i2t, t2i | product whole, s | in tiles, s | ours, s | ours / whole | ours / tiles | "
         "original, s | original / ours | memory |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-        *(row(name, given.images, given.turns) for name in NOISE),
+        *(row(name, options.images, options.turns) for name in NOISE),
         "",
     ]
     print("\n".join(lines))
-    given.out.mkdir(exist_ok=True)
-    (given.out / f"evaluation_{date.today()}.md").write_text("\n".join(lines))
+    write_page(options.out, "evaluation", lines)
 
 
 def row(name, images, turns):
     x, y, owners = embeddings(images, NOISE[name])
     sample = torch.arange(0, images, max(1, images // SAMPLE))[:SAMPLE]
-    doubles = x.double().numpy(), y.double().numpy()  # theirs are float64 from the start: not part of what is timed
+    doubles = x.double().numpy(), y.double().numpy()  # theirs are float64 from the start: the conversion is not timed
     check(x, y, owners, original_ranks(*doubles, sample), sample)
-    seconds = take_turns(
+    seconds = median_seconds(
         {
             "whole": lambda: x @ y.T,
             "tiles": lambda: product_in_tiles(x, y),
@@ -73,12 +66,12 @@ def row(name, images, turns):
         turns,
     )
     ours, original = seconds["ours"], seconds["original"] * images / len(sample)
-    found = tercet.evaluate_embeddings(x, y, owners)
-    memory = statistics.median(peak_megabytes(lambda: tercet.evaluate_embeddings(x, y, owners), 0, 0) for _ in range(3))
+    metrics = tercet.evaluate_embeddings(x, y, owners)
+    memory = statistics.median(peak_megabytes(lambda: tercet.evaluate_embeddings(x, y, owners)) for _ in range(3))
     return (
-        f"| {name} | {found['i2t_r1']:.1f}, {found['t2i_r1']:.1f} | {seconds['whole']:.2f} | {seconds['tiles']:.2f} | "
-        f"{ours:.2f} | **{ours / seconds['whole']:.2f}** | {ours / seconds['tiles']:.2f} | {original:.0f} | "
-        f"**{original / ours:.0f}** | {memory:.0f} |"
+        f"| {name} | {metrics['i2t_r1']:.1f}, {metrics['t2i_r1']:.1f} | {seconds['whole']:.2f} | "
+        f"{seconds['tiles']:.2f} | {ours:.2f} | **{ours / seconds['whole']:.2f}** | "
+        f"{ours / seconds['tiles']:.2f} | {original:.0f} | **{original / ours:.0f}** | {memory:.0f} |"
     )
 
 
@@ -91,9 +84,9 @@ def embeddings(images, noise):
 
 
 def product_in_tiles(x, y):
-    parts = max(1, round((len(x) * len(y) / ENTRIES) ** 0.5))
-    for a in x.tensor_split(parts):
-        for b in y.tensor_split(parts):
+    tiles_per_axis = max(1, round((len(x) * len(y) / TILE_ENTRIES) ** 0.5))
+    for a in x.tensor_split(tiles_per_axis):
+        for b in y.tensor_split(tiles_per_axis):
             a @ b.T
 
 
@@ -110,7 +103,7 @@ def original_ranks(images, captions, sample):
 
 
 def check(x, y, owners, original, sample):
-    """What is timed is the same: ranks differ at the most where float32 and float64 do."""
+    """Check that both compute the same: ranks may differ by 1 because of float32 and float64."""
     ranks = rank_positives(tiles_of_embeddings(x, y), Positives.of_owners(owners))
     i2t, t2i = original
     best = np.minimum.reduceat(ranks.i2t.rank, np.arange(0, len(owners), CAPTIONS))[sample] - 1

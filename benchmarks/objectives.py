@@ -1,132 +1,120 @@
-"""Forward and backward of every objective beside a bare product, plain autograd and pytorch-metric-learning.
+"""Forward and backward of every objective against the product alone, plain autograd and pytorch-metric-learning.
 
-    pip install pytorch-metric-learning==2.9.0      # optional: its column stays empty without it
+    pip install pytorch-metric-learning==2.9.0      # optional: its column is empty without it
     python benchmarks/objectives.py                 # about ten minutes; writes benchmarks/results/objectives_<date>.md
     python benchmarks/objectives.py --sizes 128 --objectives triplet-sh nt-xent
 
-All contestants of a size take turns in one run; a figure is the median of its turns over the median of the bare
-product's. Memory is the peak of the process above what it held before, less the two gradients that remain.
+Times are medians of interleaved turns, divided by the median of the product S = X Y^T alone. Memory is the growth of
+the process's peak less the gradients of both embeddings.
 """
 
-import argparse
-import ctypes
-import gc
-import platform
-import statistics
-import time
-from datetime import date
-from pathlib import Path
-
 import torch
+from harness import make_parser, median_seconds, page_header, peak_megabytes, write_page
 from plain import plain_form
 
 import tercet
-from tercet.objectives import CATALOGUE
+from tercet.objectives import OBJECTIVES
 
 DIM = 1024
 TURNS = {128: 101, 1024: 11, 4096: 3, 8192: 3}
-LARGEST = ("triplet-sh", "nt-xent", "cir/sig", "cir/sig-ms")
+OBJECTIVES_AT_8192 = ("triplet-sh", "nt-xent", "cir/sig", "cir/sig-ms")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(TURNS))
-    parser.add_argument("--objectives", nargs="+", default=list(CATALOGUE))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    given = parser.parse_args()
-    sections = [header()]
-    for size in given.sizes:
-        names = [name for name in given.objectives if name != "smooth-ap" and (size < 8192 or name in LARGEST)]
-        sections.append(square_section(size, names))
-    if "smooth-ap" in given.objectives:
-        sections.append(smooth_ap_section())
-    text = "\n".join(sections)
-    given.out.mkdir(exist_ok=True)
-    (given.out / f"objectives_{date.today()}.md").write_text(text)
+    parser.add_argument("--objectives", nargs="+", default=list(OBJECTIVES))
+    options = parser.parse_args()
+    lines = header()
+    for size in options.sizes:
+        names = [
+            name for name in options.objectives if name != "smooth-ap" and (size < 8192 or name in OBJECTIVES_AT_8192)
+        ]
+        lines += square_section(size, names)
+    if "smooth-ap" in options.objectives:
+        lines += smooth_ap_section()
+    write_page(options.out, "objectives", lines)
 
 
 def header():
-    return "\n".join(
-        [
-            f"# Objectives, {date.today()}",
-            "",
-            f"`python benchmarks/objectives.py`, {torch.get_num_threads()} threads, torch {torch.__version__}, "
-            f"Python {platform.python_version()}, float32, dim {DIM}; forward and backward.",
-            "Times are multiples of the bare product S = X Y^T of the same run; medians of interleaved turns.",
-            "",
-            "- **ours**: `objective(x, y)` as it chooses by itself (decision 4); **dense**: `streamed=False`.",
-            "- **plain**: the same gradient as a plain autograd formula on the whole S (`benchmarks/plain.py`).",
-            "- **pml**: pytorch-metric-learning 2.9.0, both directions, where it has the same loss, up to 2048.",
-            "- **memory**: peak in MB above inputs and their gradients.",
-            "",
-        ]
-    )
+    return [
+        *page_header("Objectives", "objectives", f"float32, dim {DIM}; forward and backward."),
+        "Times are multiples of the product S = X Y^T alone in the same run; medians of interleaved turns.",
+        "",
+        "- **ours**: `objective(x, y)`, streamed or dense by its own choice (decision 4); **dense**: `streamed=False`.",
+        "- **plain**: the same gradient as a plain autograd formula on the whole S (`benchmarks/plain.py`).",
+        "- **pml**: pytorch-metric-learning 2.9.0, both directions, if it has the same loss, up to 2048.",
+        "- **memory**: peak in MB above inputs and their gradients.",
+        "",
+    ]
 
 
 def square_section(size, names):
-    images, captions = pairs(size, size)
-    contestants = {("product", ""): lambda: images @ captions.T}
+    images, captions = embeddings(size, size)
+    calls = {("product", ""): lambda: images @ captions.T}
     for name in names:
         o = tercet.objective(name)
-        contestants[name, "ours"] = step(lambda x, y, o=o: o(x, y), images, captions)
+        calls[name, "ours"] = step(lambda x, y, o=o: o(x, y), images, captions)
         if size <= 1024 or name == "nt-xent":
-            contestants[name, "dense"] = step(lambda x, y, o=o: o(x, y, streamed=False), images, captions)
-        contestants[name, "plain"] = step(plain_form(name), images, captions)
-        theirs = metric_learning(name, size)
-        if theirs is not None:
-            contestants[name, "pml"] = step(theirs, images, captions)
-    seconds = take_turns(contestants, TURNS.get(size, 5))
-    memory = {key: peak_megabytes(call, size, size) for key, call in contestants.items()}
+            calls[name, "dense"] = step(lambda x, y, o=o: o(x, y, streamed=False), images, captions)
+        calls[name, "plain"] = step(plain_form(name), images, captions)
+        loss = metric_learning(name, size)
+        if loss is not None:
+            calls[name, "pml"] = step(loss, images, captions)
+    seconds = median_seconds(calls, TURNS.get(size, 5))
+    memory = {key: memory_above_gradients(call, size, size) for key, call in calls.items()}
     product = seconds["product", ""]
     lines = [
         f"## {size} x {size}",
         "",
-        f"Bare product: {1000 * product:.2f} ms.",
+        f"Product alone: {1000 * product:.2f} ms.",
         "",
         "| objective | ours | plain | plain / ours | dense | pml | memory ours | plain | dense |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name in names:
-        ours, plain, dense, theirs = (
+        ours, plain, dense, pml = (
             f"{seconds[name, kind] / product:.2f}" if (name, kind) in seconds else ""
             for kind in ("ours", "plain", "dense", "pml")
         )
-        gain = seconds[name, "plain"] / seconds[name, "ours"]
-        held = " | ".join(f"{memory[name, k]:.0f}" if (name, k) in memory else "" for k in ("ours", "plain", "dense"))
-        lines.append(f"| {name} | {ours} | {plain} | {gain:.2f} | {dense} | {theirs} | {held} |")
+        speedup = seconds[name, "plain"] / seconds[name, "ours"]
+        megabytes = " | ".join(
+            f"{memory[name, kind]:.0f}" if (name, kind) in memory else "" for kind in ("ours", "plain", "dense")
+        )
+        lines.append(f"| {name} | {ours} | {plain} | {speedup:.2f} | {dense} | {pml} | {megabytes} |")
     print("\n".join(lines), flush=True)
-    return "\n".join([*lines, ""])
+    return [*lines, ""]
 
 
 def smooth_ap_section():
-    """Five captions an image; the cubic form would need 13 GB a copy at 512 x 2560."""
+    """Five captions per image; the cubic form would need 13 GB per copy at 512 x 2560."""
     lines = [
-        "## smooth-ap, five captions an image",
+        "## smooth-ap, five captions per image",
         "",
         "| size | ours ms | cubic ms | cubic / ours | memory ours | cubic |",
     ]
     lines.append("|---|---:|---:|---:|---:|---:|")
     for size in (128, 512):
-        images, captions = pairs(size, 5 * size)
+        images, captions = embeddings(size, 5 * size)
         owners = torch.arange(size).repeat_interleave(5)
         o = tercet.objective("smooth-ap")
-        contestants = {"ours": step(lambda x, y, o=o, owners=owners: o(x, y, owners=owners), images, captions)}
+        calls = {"ours": step(lambda x, y, o=o, owners=owners: o(x, y, owners=owners), images, captions)}
         if size == 128:
-            contestants["cubic"] = step(plain_form("smooth-ap"), images, captions)
-        seconds = take_turns(contestants, 7)
-        memory = {key: peak_megabytes(call, size, 5 * size) for key, call in contestants.items()}
+            calls["cubic"] = step(plain_form("smooth-ap"), images, captions)
+        seconds = median_seconds(calls, 7)
+        memory = {key: memory_above_gradients(call, size, 5 * size) for key, call in calls.items()}
         ours = 1000 * seconds["ours"]
         if size == 128:
             cubic = 1000 * seconds["cubic"]
-            held = f"{memory['ours']:.0f} | {memory['cubic']:.0f}"
-            lines.append(f"| 128 x 640 | {ours:.1f} | {cubic:.1f} | {cubic / ours:.1f} | {held} |")
+            megabytes = f"{memory['ours']:.0f} | {memory['cubic']:.0f}"
+            lines.append(f"| 128 x 640 | {ours:.1f} | {cubic:.1f} | {cubic / ours:.1f} | {megabytes} |")
         else:
             lines.append(f"| 512 x 2560 | {ours:.1f} | | | {memory['ours']:.0f} | |")
     print("\n".join(lines), flush=True)
-    return "\n".join([*lines, ""])
+    return [*lines, ""]
 
 
-def pairs(images, captions):
+def embeddings(images, captions):
     generator = torch.Generator().manual_seed(0)
     x = torch.nn.functional.normalize(torch.randn(images, DIM, generator=generator), dim=1)
     near = x.repeat_interleave(captions // images, dim=0)
@@ -142,36 +130,13 @@ def step(call, images, captions):
     return run
 
 
-def take_turns(contestants, turns):
-    """Median seconds of each; everybody runs once before anybody runs again, forwards and backwards by turns."""
-    times = {key: [] for key in contestants}
-    for turn in range(turns + 1):
-        order = list(contestants.items())
-        for key, call in order if turn % 2 else reversed(order):
-            started = time.perf_counter()
-            call()
-            if turn:  # the first warms up
-                times[key].append(time.perf_counter() - started)
-    return {key: statistics.median(each) for key, each in times.items()}
-
-
-def peak_megabytes(call, images, captions):
-    """Of the whole process, as Linux counts it, less the gradients of both embeddings."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed but kept would hide the next allocation
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = _status("VmRSS")
-    call()
-    return max(0.0, (_status("VmHWM") - before) / 1024 - 4 * DIM * (images + captions) / 2**20)
-
-
-def _status(key):
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1])
+def memory_above_gradients(call, images, captions):
+    """Return the peak memory in MB less the gradients of both embeddings."""
+    return max(0.0, peak_megabytes(call) - 4 * DIM * (images + captions) / 2**20)
 
 
 def metric_learning(name, size):
-    """The same loss in pytorch-metric-learning, or None. Its triplets over all are a cube: 128 at the most."""
+    """Return the same loss of pytorch-metric-learning, or None. Its triplets of all pairs are a cube: at most 128."""
     if size > 2048 or name not in ("triplet", "triplet-sh", "nt-xent") or (name == "triplet" and size > 128):
         return None
     try:
@@ -182,8 +147,8 @@ def metric_learning(name, size):
     cosine = distances.CosineSimilarity()
     if name == "nt-xent":
         loss = losses.NTXentLoss(temperature=0.1)
-        one = lambda a, b: loss(a, labels, ref_emb=b, ref_labels=labels)  # noqa: E731
-        return lambda x, y: 0.5 * (one(x, y) + one(y, x))
+        one_way = lambda a, b: loss(a, labels, ref_emb=b, ref_labels=labels)  # noqa: E731
+        return lambda x, y: 0.5 * (one_way(x, y) + one_way(y, x))
     loss = losses.TripletMarginLoss(margin=0.2, distance=cosine, reducer=reducers.SumReducer())
     miner = miners.BatchHardMiner(distance=cosine) if name == "triplet-sh" else None
 

@@ -1,7 +1,7 @@
-"""The objectives as plain autograd formulas on the whole similarity, the way their authors wrote them: the baselines.
+"""Baselines: the objectives as plain autograd formulas on the whole S, as their authors wrote them.
 
-Square batches, one caption an image, only the diagonal positive. GOAL has no loss for most cells; its plain form is the
-surrogate sum of (T P-) S_n - (T P+) S_p with the weights held constant, which autograd turns into the same gradient.
+Square batches, one caption per image, only the diagonal is positive. GOAL has no loss for most cells; its plain form is
+the surrogate sum of (T P-) S_n - (T P+) S_p with detached weights, of which autograd gives the same gradient.
 """
 
 import torch
@@ -25,23 +25,23 @@ def nt_xent(images, captions, temperature=0.1):
 
 
 def sigmoid(images, captions, temperature=0.1, bias=-10.0):
-    logits = images @ captions.T / temperature + bias
-    labels = 2 * torch.eye(len(logits)) - 1
-    return -F.logsigmoid(labels * logits).sum() / len(logits)
+    similarity = images @ captions.T / temperature + bias
+    targets = 2 * torch.eye(len(similarity)) - 1
+    return -F.logsigmoid(targets * similarity).sum() / len(similarity)
 
 
 def smooth_ap(images, captions, temperature=0.01):
-    """Cubic: every candidate against every candidate, for every query."""
+    """Cubic: compares every candidate with every candidate, for every query."""
     similarity = images @ captions.T
-    each = len(captions) // len(images)
-    positives = torch.eye(len(images)).repeat_interleave(each, dim=1)
+    captions_per_image = len(captions) // len(images)
+    positives = torch.eye(len(images)).repeat_interleave(captions_per_image, dim=1)
 
-    def one_minus_ap(s, gt):
+    def one_minus_ap(s, positives):
         difference = s[:, None, :] - s[:, :, None]  # query candidate candidate
         above = torch.sigmoid((difference / temperature).clamp(-50, 50)) * (1 - torch.eye(s.shape[1]))
         rank = 1 + above.sum(-1)
-        among_positives = (1 + (above * gt[:, None, :]).sum(-1)) * gt
-        return (1 - (among_positives / rank).sum(-1) / gt.sum(-1)).mean()
+        among_positives = (1 + (above * positives[:, None, :]).sum(-1)) * positives
+        return (1 - (among_positives / rank).sum(-1) / positives.sum(-1)).mean()
 
     return 0.5 * (one_minus_ap(similarity, positives) + one_minus_ap(similarity.T, positives.T))
 
@@ -52,20 +52,20 @@ def goal(images, captions, T, P, margin=0.2, tau=10.0, alpha=2.0, beta=10.0, lam
     total = 0.0
     for s in (similarity, similarity.T):
         s_p = s.diag()
-        hidden = s.masked_fill(mask, -1.0)
-        s_n, place = hidden.max(1)
+        negatives = s.masked_fill(mask, -1.0)
+        s_n, hardest = negatives.max(1)
         p, n = s_p.detach(), s_n.detach()
         weight = {
             "con": lambda p, n: (margin + n - p > 0).float(),
             "nca": lambda p, n: 1 / (1 + torch.exp(tau * (p - n))),
             "cir": lambda p, n: 1 / (1 + torch.exp(tau * (p * (2 - p) - n**2))),
         }[T](p, n)
-        pull, push = _pair_weights(P, p, n, hidden.detach(), place, mask, alpha, beta, lam, slack)
+        pull, push = _pair_weights(P, p, n, negatives.detach(), hardest, mask, alpha, beta, lam, slack)
         total = total + (weight * push * s_n - weight * pull * s_p).sum()
     return total
 
 
-def _pair_weights(P, p, n, hidden, place, mask, alpha, beta, lam, slack):
+def _pair_weights(P, p, n, candidates, hardest, mask, alpha, beta, lam, slack):
     if P == "con":
         return torch.ones_like(p), torch.ones_like(n)
     if P == "lin":
@@ -73,9 +73,9 @@ def _pair_weights(P, p, n, hidden, place, mask, alpha, beta, lam, slack):
     if P == "sig":
         return 1 / (1 + torch.exp(alpha * (p - lam))), 1 / (1 + torch.exp(-beta * (n - lam)))
     others = (p[None, :] < n[:, None] + slack) & ~mask  # the other positive pairs of the batch
-    negatives = (hidden > p.min() - slack) & ~mask
-    negatives[torch.arange(len(n)), place] = False
-    gap_p, gap_n = p[:, None] - p[None, :], n[:, None] - hidden
+    negatives = (candidates > p.min() - slack) & ~mask
+    negatives[torch.arange(len(n)), hardest] = False
+    gap_p, gap_n = p[:, None] - p[None, :], n[:, None] - candidates
 
     def mean(terms, members, empty):
         count = members.sum(1)
@@ -88,7 +88,7 @@ def _pair_weights(P, p, n, hidden, place, mask, alpha, beta, lam, slack):
 
 
 def plain_form(name):
-    """The baseline of a catalogue name."""
+    """Return the baseline of an objective by its registry name."""
     if "/" in name:
         T, P = name.split("/")
         return lambda x, y: goal(x, y, T, P)

@@ -1,59 +1,58 @@
-"""A full training step beside a straightforward loop in the originals' style, in one run.
+"""A full training step against a straightforward loop in the style of the original programs.
 
     python benchmarks/training.py     # about five minutes; writes benchmarks/results/training_<date>.md
 
-The straightforward loop: a Dataset that hands out one pair at a time, DataLoader's own collating (sorted by length and
-padded for words, as the VSE++ lineage has it), autograd of the hinge of the hardest negative on S = x y^T with a masked
-diagonal, clipping, torch.optim.Adam as it comes, the loss read at every step. Ours: the loop that `tercet train` runs,
-with everything it does besides (counting samples, watching, reporting). Captions are tokenized beforehand for both,
-which the originals do anew for every item. Contestants take turns; a figure is the median of its turns.
+The straightforward loop: a Dataset that returns one pair at a time, DataLoader's own collate (for words sorted by
+length and padded, as in VSE++ and its successors), autograd of the hinge of the hardest negative on S = x y^T with a
+masked diagonal, gradient clipping, torch.optim.Adam with defaults, the loss read at every step. Ours: the loop of
+`tercet train`, including COCOS counts, health monitoring and progress. Captions are tokenized beforehand for both,
+which the originals do for every item. Times are medians of interleaved turns.
 """
 
-import argparse
-import platform
 import statistics
 import tempfile
-import time
-from datetime import date
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from harness import make_parser, median_seconds, page_header, repeat, seconds_of, write_page
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset
 
 import tercet
-from tercet.data.pairs import PairedData
-from tercet.data.rows import Rows
+from tercet.data.feature_array import FeatureArray
+from tercet.data.paired_dataset import PairedData
 from tercet.data.scenes import scenes
-from tercet.data.text.tokens import tokens_of
+from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
-from tercet.training.config import train_settings
-from tercet.training.loop import Loop
-from tercet.training.report import Report
+from tercet.training.progress import RunProgress
+from tercet.training.settings import train_settings
+from tercet.training.train import Loop
 
 IMAGES, BATCH = 2000, 128
 
 
-def pairs(system):
-    """Features as wide as Flickr8k's; captions of scenes."""
+def make_data(system):
+    """Return random features as wide as Flickr8k's with captions of scenes, and the sizes of the model."""
     rng = np.random.default_rng(0)
-    made = scenes("train", IMAGES)
-    images = Rows((rng.standard_normal((IMAGES, 1280), dtype=np.float32),), "images")
-    owners = torch.from_numpy(made.owners)
+    split = scenes("train", IMAGES)
+    images = FeatureArray((rng.standard_normal((IMAGES, 1280), dtype=np.float32),), "images")
+    owners = torch.from_numpy(split.owners)
     if system == "heads":
-        captions = Rows((rng.standard_normal((len(owners), 384), dtype=np.float32),), "captions")
-        return PairedData("made", images, captions, owners, made.texts), {"image_dim": 1280, "caption_dim": 384}
-    vocabulary = build_vocabulary(made.texts, 1)
-    data = PairedData("made", images, tokens_of(made.texts, vocabulary), owners, made.texts)
-    return data, {"image_dim": 1280, "words": len(vocabulary)}
+        captions = FeatureArray((rng.standard_normal((len(owners), 384), dtype=np.float32),), "captions")
+        return PairedData("made", images, captions, owners, split.texts), {"image_dim": 1280, "caption_dim": 384}
+    vocabulary = build_vocabulary(split.texts, 1)
+    data = PairedData("made", images, tokenize_captions(split.texts, vocabulary), owners, split.texts)
+    return data, {"image_dim": 1280, "vocab_size": len(vocabulary)}
 
 
-class OnePairAtATime(Dataset):
+class PairDataset(Dataset):
     def __init__(self, data):
         self.images, self.owners = data.images.raw(np.arange(IMAGES)), data.owners.tolist()
-        features = isinstance(data.captions, Rows)
+        features = isinstance(data.captions, FeatureArray)
         self.captions = data.captions.raw(np.arange(len(self.owners))) if features else None
         self.tokens = (
             None
@@ -95,11 +94,11 @@ def hinge(S):
 
 
 def straightforward(system, data, model):
-    """Endless steps."""
+    """Yield after every step, without end."""
     torch.manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
     loader = DataLoader(
-        OnePairAtATime(data), BATCH, shuffle=True, drop_last=True, collate_fn=collate if system == "vsepp" else None
+        PairDataset(data), BATCH, shuffle=True, drop_last=True, collate_fn=collate if system == "vsepp" else None
     )
     while True:
         for images, captions, *lengths in loader:
@@ -120,59 +119,43 @@ def straightforward(system, data, model):
             yield
 
 
-def ours(system, data, model, folder, counting):
-    """Endless steps; `counting` adds up the seconds that went into counting samples."""
+def ours(system, data, model, folder, cocos_seconds):
+    """Yield after every step, without end; append the seconds of every COCOS count to `cocos_seconds`."""
     settings = train_settings({"model": system, "epochs": 10**6, "batch_size": BATCH, "objective": "triplet-sh"})
     objective = tercet.objective("triplet-sh")
     folder.mkdir()
-    loop = Loop(model, data, (objective, objective), settings, folder, Report(), torch.device("cpu"))
+    loop = Loop(model, data, (objective, objective), settings, folder, RunProgress(), torch.device("cpu"))
     loop.restore()
     model.train()
-    count = loop._count
-
-    def timed(*given):
-        start = time.perf_counter()
-        count(*given)
-        counting.append(time.perf_counter() - start)
-
-    loop._count = timed
+    log_cocos = loop._log_cocos
+    loop._log_cocos = lambda *arguments: cocos_seconds.append(seconds_of(partial(log_cocos, *arguments)))
     epoch = 0
     while True:
-        loop.place.position = 0
+        loop.state.position = 0
         yield from loop._steps(epoch)
         epoch += 1
 
 
-def race(contestants, steps, turns):
-    """Median seconds of so many steps, by name."""
-    times = {name: [] for name in contestants}
-    for turn in range(turns + 1):
-        for name in list(contestants)[:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
-            for _ in range(steps):
-                next(contestants[name])
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+def median_step_seconds(loops: Mapping[str, Iterator[None]], steps: int, turns: int) -> dict[str, float]:
+    """Return the median seconds per step of endless loops; a turn has that many steps."""
+    calls = {name: partial(repeat, partial(next, loop), steps) for name, loop in loops.items()}
+    return {name: seconds / steps for name, seconds in median_seconds(calls, turns).items()}
 
 
 def section(system, steps, turns, root):
-    data, sizes = pairs(system)
+    data, sizes = make_data(system)
     models = []
     for _ in range(2):
         torch.manual_seed(0)
-        models.append(build(system, joint_dim=512, **sizes))
-    counting = []
-    found = race(
-        {
-            "straightforward": straightforward(system, data, models[0]),
-            "tercet": ours(system, data, models[1], root / system, counting),
-        },
-        steps,
-        turns,
-    )
-    rate = {name: steps * BATCH / seconds for name, seconds in found.items()}
-    share = 100 * statistics.median(counting) / 20 / (found["tercet"] / steps)
+        models.append(build(system, embed_dim=512, **sizes))
+    cocos_seconds = []
+    loops = {
+        "straightforward": straightforward(system, data, models[0]),
+        "tercet": ours(system, data, models[1], root / system, cocos_seconds),
+    }
+    seconds = median_step_seconds(loops, steps, turns)
+    rate = {name: BATCH / taken for name, taken in seconds.items()}
+    share = 100 * statistics.median(cocos_seconds) / 20 / seconds["tercet"]  # every 20th step counts
     return (
         f"| {system} | {rate['straightforward']:.0f} | {rate['tercet']:.0f} | "
         f"**{rate['tercet'] / rate['straightforward']:.2f}** | {share:.1f} % |"
@@ -180,25 +163,21 @@ def section(system, steps, turns, root):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser = make_parser(__doc__)
     parser.add_argument("--turns", type=int, default=9)
-    given = parser.parse_args()
+    options = parser.parse_args()
     lines = [
-        f"# Training, {date.today()}",
-        "",
-        f"`python benchmarks/training.py`, {torch.get_num_threads()} threads, torch {torch.__version__}, Python "
-        f"{platform.python_version()}, float32; batches of {BATCH}, joint space 512, medians of interleaved turns.",
-        "",
-        "| system | straightforward, pairs/s | Tercet, pairs/s | ratio | counting samples, share of time |",
+        *page_header(
+            "Training", "training", f"float32; batches of {BATCH}, embed_dim 512, medians of interleaved turns."
+        ),
+        "| system | straightforward, pairs/s | Tercet, pairs/s | ratio | share of COCOS counts |",
         "|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as root:
         for system, steps in (("heads", 60), ("vsepp", 20)):
-            lines.append(section(system, steps, given.turns, Path(root)))
+            lines.append(section(system, steps, options.turns, Path(root)))
             print(lines[-1], flush=True)
-    given.out.mkdir(exist_ok=True)
-    (given.out / f"training_{date.today()}.md").write_text("\n".join(lines) + "\n")
+    write_page(options.out, "training", lines)
 
 
 if __name__ == "__main__":

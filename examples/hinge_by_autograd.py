@@ -1,4 +1,4 @@
-"""A plain loss on S, left to autograd: the hinge of the hardest negative, both directions.
+"""A user-defined loss on S, differentiated by autograd: the hinge with the hardest negative, both directions.
 
 tercet train --objective examples/hinge_by_autograd.py:hinge
 """
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def hinge(similarity: Tensor, positives: Tensor, margin: float = 0.2) -> Tensor:
-    hidden = similarity.masked_fill(positives, -torch.inf)
-    hardest_caption = hidden.max(dim=1, keepdim=True).values
-    hardest_image = hidden.max(dim=0, keepdim=True).values
+    negatives = similarity.masked_fill(positives, -torch.inf)
+    hardest_caption = negatives.max(dim=1, keepdim=True).values
+    hardest_image = negatives.max(dim=0, keepdim=True).values
     i2t = (margin + hardest_caption - similarity).clamp(min=0)
     t2i = (margin + hardest_image - similarity).clamp(min=0)
     return (i2t + t2i)[positives].sum()

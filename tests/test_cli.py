@@ -1,4 +1,4 @@
-"""The command line as a user meets it, in processes of its own."""
+"""The command line in its own process, as a user runs it."""
 
 import contextlib
 import json
@@ -9,13 +9,13 @@ import time
 
 
 def tercet(*arguments, **options):
-    command = [sys.executable, "-m", "tercet.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "tercet", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
-def test_help_is_quick_because_nothing_heavy_is_imported():
+def test_help_imports_nothing_heavy():
     program = (
-        "import sys, tercet, tercet.cli; sys.argv = ['tercet', '--help']; tercet.cli.main();"
+        "import sys, tercet, tercet.cli.main; sys.argv = ['tercet', '--help']; tercet.cli.main.main();"
         "from tercet.comparison.settings import CompareSettings;"
         "heavy = {'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
     )
@@ -24,14 +24,14 @@ def test_help_is_quick_because_nothing_heavy_is_imported():
     assert "compare" in run.stdout
 
 
-def test_mistakes_get_one_line_and_exit_code_2(tmp_path):
+def test_user_errors_get_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "file").touch()
     for arguments, message in [
-        (["compar"], "no such command; known: compare"),
-        (["compare", "--objectives", "tripet"], "did you mean 'triplet'"),
+        (["compar"], "unknown command; known: compare"),
+        (["compare", "--objectives", "tripet"], "did you mean triplet"),
         (["compare", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
         (["compare", "--metric", "i2t_medr"], "'i2t_medr' cannot be tested"),
-        (["compare", "nowhere.csv"], "nowhere.csv: there is no such file or folder"),
+        (["compare", "nowhere.csv"], "nowhere.csv: no such file or folder"),
         (["compare", "--objectives", "cir/lin", "cir+lin"], "cir/lin more than once"),
         (["compare", "--objectives", "nowhere.py:fn"], "no file 'nowhere.py'"),
         (["compare", "--runs", "file/inside"], "cannot write run folders to file/inside"),
@@ -57,7 +57,7 @@ def folders(root):
 
 
 def test_compare_from_end_to_end_then_again_from_its_run_folders(tmp_path):
-    """Real scenes, heads, objectives (one of them one's own), evaluation, run folders and the table."""
+    """Real scenes, heads, objectives (one of them custom), evaluation, run folders and the table."""
     (tmp_path / "mine.py").write_text(OWN.format(sign="-"))
     command = [*SMALL, "--objectives", "triplet-sh", "nt-xent", "mine.py:own"]
     first = tercet(*command, cwd=tmp_path)
@@ -78,11 +78,11 @@ def test_compare_from_end_to_end_then_again_from_its_run_folders(tmp_path):
     assert len(folders(tmp_path)) == 8
 
 
-def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
+def test_a_killed_comparison_resumes(tmp_path):
     command = [*SMALL, "--objectives", "triplet-sh", "nt-xent"]
     undisturbed = tercet(*command, "--runs", "other", cwd=tmp_path)
     for delay in (3.0, 4.0, 5.0):
-        process = subprocess.Popen([sys.executable, "-m", "tercet.cli", *command], cwd=tmp_path, stderr=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-m", "tercet", *command], cwd=tmp_path, stderr=subprocess.PIPE)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(delay)
         process.kill()
@@ -94,9 +94,9 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
 
 
 def test_processes_of_a_killed_comparison_end_with_it(tmp_path):
-    """kill -9 of the parent: its runs notice, keep their step and stop."""
+    """kill -9 of the parent: its runs notice, write a checkpoint and stop."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tercet.cli", "compare", "scenes:600", "--epochs", "500", "--workers", "1"],
+        [sys.executable, "-m", "tercet", "compare", "scenes:600", "--epochs", "500", "--processes", "1"],
         cwd=tmp_path,
         stderr=subprocess.DEVNULL,
     )
@@ -106,25 +106,25 @@ def test_processes_of_a_killed_comparison_end_with_it(tmp_path):
     process.wait()
     (log,) = (tmp_path / "runs").glob("*/log.txt")
     metrics = log.with_name("metrics.jsonl")
-    grown = -1
+    previous = -1
     for _ in range(60):
         time.sleep(1)
         now = metrics.stat().st_size if metrics.exists() else 0
-        if now == grown:
+        if now == previous:
             return
-        grown = now
-    raise AssertionError("a run of a killed comparison goes on")
+        previous = now
+    raise AssertionError("a run of a killed comparison is still training")
 
 
-def test_a_run_that_fails_does_not_sink_the_others(tmp_path):
-    """One objective raises, one turns NaN, one kills its process; the rest is compared, and all three are named."""
+def test_a_failed_run_does_not_stop_the_others(tmp_path):
+    """One objective raises, one turns NaN, one kills its process; the rest is compared, and all three are reported."""
     (tmp_path / "mine.py").write_text(
         "import os, signal\n"
         "steps = 0\n"
         "def later():\n"
         "    global steps\n"
         "    steps += 1\n"
-        "    return steps > 20\n"  # what is checked before training passes
+        "    return steps > 20\n"  # the checks before training pass
         "def raises(S, positives):\n"
         "    if later():\n"
         "        raise KeyError('nothing there')\n"
@@ -146,11 +146,11 @@ def test_a_run_that_fails_does_not_sink_the_others(tmp_path):
     assert "NaN" in failed["mine.py:nan"] or "nan" in failed["mine.py:nan"]
     assert "SIGKILL" in failed["mine.py:dies"]
     assert len(document["failures"]) == 6
-    assert "runs failed and are not in these numbers" in " ".join(run.stdout.split())
+    assert "runs failed and are not included" in " ".join(run.stdout.split())
 
 
 def test_two_processes_may_compare_into_one_folder(tmp_path):
-    command = [sys.executable, "-m", "tercet.cli", *SMALL, "--objectives", "triplet-sh", "--seeds", "1"]
+    command = [sys.executable, "-m", "tercet", *SMALL, "--objectives", "triplet-sh", "--seeds", "1"]
     both = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) for _ in range(2)]
     for process in both:
         _, errors = process.communicate()
@@ -168,10 +168,10 @@ def test_a_damaged_run_folder_is_named(tmp_path):
     assert f"{run}/metrics.jsonl is damaged or missing" in again.stderr
 
 
-def test_ctrl_c_while_a_run_is_started_is_heard(tmp_path):
-    """An exception raised in a hook after a fork is printed and lost: the signal must not be one."""
+def test_ctrl_c_while_a_run_is_started_is_not_lost(tmp_path):
+    """An exception raised in a hook after a fork is printed and dropped: the signal handler must not raise one."""
     script = (
-        "import os, signal, sys; from tercet.cli import main\n"
+        "import os, signal, sys; from tercet.cli.main import main\n"
         "os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))\n"
         "sys.argv[1:] = ['compare', '--epochs', '200']; main()"
     )
@@ -179,33 +179,33 @@ def test_ctrl_c_while_a_run_is_started_is_heard(tmp_path):
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 130
-    assert "call again to go on" in done.stderr
+    assert "run the command again to resume" in done.stderr
     assert "rsum" not in done.stderr
 
 
 def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "tercet.cli", "compare", "--epochs", "200"],
+        [sys.executable, "-m", "tercet", "compare", "--epochs", "200"],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-        # A suite that was itself started in the background ignores SIGINT, and hands that on.
+        # A test suite started in the background ignores SIGINT, and its children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(6)
     while not (tmp_path / "runs").exists() and process.poll() is None:
-        time.sleep(0.1)  # a busy machine is slow to begin
+        time.sleep(0.1)  # a busy machine starts slowly
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=180)
     assert process.returncode == 130
-    assert "what was finished is kept, call again to go on" in errors
+    assert "finished work is kept, run the command again to resume" in errors
     assert "Traceback" not in errors
 
 
-def test_every_system_that_has_originals_can_be_imported(tmp_path):
+def test_checkpoints_of_every_original_can_be_imported(tmp_path):
     from tercet import load
-    from tercet.models.original import ORIGINALS
+    from tercet.models.convert.state_dicts import CHECKPOINT_FORMATS
     from tests.models.parity import GOLDENS
 
     files = {
@@ -216,11 +216,11 @@ def test_every_system_that_has_originals_can_be_imported(tmp_path):
         "bfan": "ckpt_bfan.pth.tar",
         "xvlm": "ckpt_xvlm_finetuned.pth",
     }
-    assert set(files) == set(ORIGINALS)
+    assert set(files) == set(CHECKPOINT_FORMATS)
     for system, file in files.items():
         done = tercet("import", system, str(GOLDENS / file), str(tmp_path / system))
         assert done.returncode == 0, done.stderr
         assert load(tmp_path / system).system == system
     done = tercet("import", "bfan", str(GOLDENS / files["scan"]), str(tmp_path / "wrong"))
     assert done.returncode == 2
-    assert "called with cross_attn, which BFAN does not have" in done.stderr
+    assert "trained with option cross_attn, which BFAN does not have" in done.stderr

@@ -1,12 +1,11 @@
-"""docs/mining.md is true: its snippet runs, its commands and flags exist."""
+"""The snippet of docs/mining.md runs; its commands, flags and grids exist."""
 
 import re
 from pathlib import Path
 
-from tercet.cli import COMMANDS
-from tercet.comparison.contestants import GRIDS
-from tercet.training.mine_settings import MineSettings
-from tercet.training.settings import KNOWN
+from tercet.cli.main import COMMANDS
+from tercet.comparison.variants import GRIDS
+from tercet.training.settings import SETTING_NAMES, MineSettings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "mining.md").read_text()
 
@@ -22,7 +21,7 @@ def test_the_snippet_runs():
 def test_commands_flags_and_grids_exist():
     for command in re.findall(r"^tercet (\w+)", PAGE, flags=re.MULTILINE):
         assert command in COMMANDS
-    known = {*KNOWN, *MineSettings.__dataclass_fields__, "grid", "models", "train", "examples"}
+    known = {*SETTING_NAMES, *MineSettings.__dataclass_fields__, "grid", "models", "train", "examples"}
     for flag in re.findall(r"--([a-z][\w-]*)", PAGE):
         assert flag.replace("-", "_") in known, flag
     for grid in re.findall(r"--grid ([\w-]+)", PAGE):

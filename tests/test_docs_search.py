@@ -1,13 +1,13 @@
-"""docs/search.md is true: its snippet runs, its commands, flags and addresses exist."""
+"""docs/search.md: its snippet runs; its commands, flags and URLs exist."""
 
 import re
 from pathlib import Path
 
-from tercet.cli import COMMANDS
+from tercet.cli.main import COMMANDS
 from tercet.data.settings import Features
-from tercet.search.server.app import application
 from tercet.search.settings import IndexSettings, SearchSettings, ServeSettings
-from tests.search.made import index, model
+from tercet.serve.app import application
+from tests.search.small_indexes import index, model
 from tests.search.test_index import draw
 
 PAGE = (Path(__file__).parents[1] / "docs" / "search.md").read_text()
@@ -34,7 +34,7 @@ def test_commands_and_flags_exist():
         assert flag.replace("-", "_") in known | {"data_binary"}, flag
 
 
-def test_addresses_exist():
+def test_urls_exist():
     paths = application([], None).openapi()["paths"]
     for path in re.findall(r"8765(/api/[\w/]+)", PAGE):
         assert path in paths

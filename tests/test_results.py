@@ -1,4 +1,4 @@
-"""Pages of results are written from their lines by a command: no number by hand."""
+"""Result pages are generated from their JSON lines: no number is typed by hand."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ import tercet
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
-def made():
+def make_module():
     spec = importlib.util.spec_from_file_location("make_results", RESULTS / "make.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -20,8 +20,8 @@ def made():
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in RESULTS.glob("*.jsonl")))
-def test_a_page_is_what_its_lines_say(name):
-    module = made()
+def test_a_page_is_generated_from_its_lines(name):
+    module = make_module()
     assert (RESULTS / f"{name}.md").read_text() == module.PAGES[name](module.read(name))
     for line in module.read(name):
         assert "/" not in line["settings"]["data"]
@@ -29,15 +29,15 @@ def test_a_page_is_what_its_lines_say(name):
         json.dumps(line)
 
 
-def test_the_line_of_a_run_says_nowhere_where_its_own_objective_lies(tmp_path):
+def test_the_line_of_a_run_contains_no_path_of_a_custom_objective(tmp_path):
     file = tmp_path / "deep" / "own.py"
     file.parent.mkdir()
     file.write_text("def pull(S, positives):\n    return -positives.float()\n")
     objective = f"{file}:pull"
-    given = {"objective": objective, "first_objective": objective, "first_epochs": 1}
-    run = tercet.train(data="scenes:60", epochs=2, runs=tmp_path, **given).folder
-    line = made().line_of(run)
-    assert line["settings"]["objective"] == line["settings"]["first_objective"] == "own.py:pull"
+    settings = {"objective": objective, "warmup_objective": objective, "warmup_objective_epochs": 1}
+    run = tercet.train(data="scenes:60", epochs=2, runs=tmp_path, **settings).folder
+    line = make_module().line_of(run)
+    assert line["settings"]["objective"] == line["settings"]["warmup_objective"] == "own.py:pull"
     assert "_heads_own.py_pull_s0_" in line["id"]
     assert "deep" in run.name or "pytest" in run.name
     assert not {"pytest", "deep"} & set(re.findall(r"[a-z]+", json.dumps(line)))

@@ -1,4 +1,4 @@
-"""Run folders: what is written is whole, plain JSON, and found again by its hash."""
+"""Run folders: metrics.jsonl is valid JSON and truncated on resume; folders are found by their hash."""
 
 import json
 
@@ -7,13 +7,13 @@ import pytest
 from tercet import runs
 
 
-def test_lines_are_plain_json_and_a_resume_takes_back_what_came_after_its_checkpoint(tmp_path):
+def test_lines_are_valid_json_and_a_resume_truncates_to_the_checkpoint(tmp_path):
     file = runs.MetricsFile(tmp_path, 0)
     file.append({"step": 1, "cocos": {"i2t": {"C_q": float("nan")}}})
-    kept = file.length
+    length_at_checkpoint = file.length
     file.append({"step": 2})
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["cocos"]["i2t"]["C_q"] is None
-    resumed = runs.MetricsFile(tmp_path, kept)
+    resumed = runs.MetricsFile(tmp_path, length_at_checkpoint)
     resumed.append({"step": 2, "again": True})
     assert [line["step"] for line in runs.read_lines(tmp_path)] == [1, 2]
     assert runs.read_lines(tmp_path)[1]["again"]
@@ -29,7 +29,7 @@ def test_a_folder_is_found_by_its_hash_once_it_is_finished(tmp_path):
     assert runs.find_run(tmp_path, "0123456789") == folder
 
 
-def test_a_root_that_cannot_be_written_is_known_at_once(tmp_path):
+def test_a_root_that_is_not_writable_fails_at_once(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot write run folders to"):
         runs.make_root(tmp_path / "file" / "runs")

@@ -1,4 +1,4 @@
-"""Seven claims of the papers on Flickr8k, each with its test: from the lines of flickr8k.jsonl to a page."""
+"""Page of flickr8k.jsonl: all objectives on Flickr8k, and seven claims of the papers, each tested."""
 
 from collections import defaultdict
 from statistics import mean, median, stdev
@@ -6,48 +6,48 @@ from statistics import mean, median, stdev
 import numpy as np
 from scipy.stats import spearmanr
 
-from tercet.evaluation.by_image import contributions
-from tercet.evaluation.statistics import compare_runs, detectable, holm, seeds_needed
+from tercet.evaluation.metrics import contributions
+from tercet.evaluation.significance import compare_runs, detectable, holm, seeds_needed
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
 TRIPLET_WEIGHTS, PAIR_WEIGHTS = ("con", "nca", "cir"), ("con", "lin", "sig", "lin-ms", "sig-ms")
 CELLS = [f"{T}/{P}" for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS]
-KNOWN = ("con/con", "nca/con", "cir/lin", "con/sig", "con/sig-ms")  # GOAL's Table 1; the other ten cells are New
+KNOWN_CELLS = ("con/con", "nca/con", "cir/lin", "con/sig", "con/sig-ms")  # GOAL's Table 1; the other ten cells are New
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTU"
-USUAL_RATE = 0.001
+DEFAULT_LEARNING_RATE = 0.001
 LEVEL = 0.05
 TRAINING_PAIRS = 30_000
 
 SECTIONS = {
-    "heads": "Heads, one learning rate for all",
-    "heads-tuned": "Heads, learning rates chosen on validation (`--tune lr`)",
+    "heads": "Heads, same learning rate for all",
+    "heads-tuned": "Heads, learning rates tuned on validation (`--tune lr`)",
     "vsepp": "VSE++",
     "vse-infinity": "VSE-infinity",
 }
 COMMANDS = {
     "heads": "tercet compare f8k --objectives all con/con:reading=code ... nca/sig-ms:reading=code "
-    "--seeds 5 --epochs 6 --model-settings joint_dim=512",
+    "--seeds 5 --epochs 6 --model-settings embed_dim=512",
     "heads-tuned": "the same with --tune lr",
-    "vsepp": "tercet compare flickr8k --features global --models vsepp --seeds 3 --model-settings joint_dim=512 "
+    "vsepp": "tercet compare flickr8k --features global --models vsepp --seeds 3 --model-settings embed_dim=512 "
     "word_dim=128 --train batch_size=32 epochs=6 epoch_steps=125 ...",
-    "vse-infinity": "tercet compare f8k_precomp --models vse-infinity --seeds 3 --model-settings joint_dim=512 "
+    "vse-infinity": "tercet compare f8k_precomp --models vse-infinity --seeds 3 --model-settings embed_dim=512 "
     "word_dim=128 --train batch_size=32 epochs=6 epoch_steps=45 ...",
 }
 
 
 def packed(ranks: dict[str, np.ndarray]) -> str:
-    """What each image adds to rsum, one sign an image: five for each image query found, one for each caption's."""
+    """Contribution of each image to rsum, one digit per image: 5 per hit of the image, 1 per hit of a caption."""
     hits = np.rint(contributions(ranks, "rsum") / 20).astype(int)
-    return "".join(DIGITS[number] for number in hits)
+    return "".join(DIGITS[count] for count in hits)
 
 
 def unpacked(text: str) -> np.ndarray:
-    return np.array([DIGITS.index(sign) for sign in text]) * 20.0
+    return np.array([DIGITS.index(digit) for digit in text]) * 20.0
 
 
 class Section:
-    """Runs of one model under one way to choose learning rates."""
+    """Runs of one model, with tuned or untuned learning rates."""
 
     def __init__(self, lines: list[dict]) -> None:
         self.by_name: dict[str, dict[int, dict]] = defaultdict(dict)
@@ -55,29 +55,29 @@ class Section:
             self.by_name[named(line)][line["seed"]] = line
 
     def values(self, name: str) -> np.ndarray:
-        """(seed image)."""
+        """Contributions to rsum, (seed image)."""
         return np.stack([unpacked(line["per_image"]) for _, line in sorted(self.by_name[name].items())])
 
-    def numbers(self, name: str, metric: str) -> list[float]:
+    def per_seed(self, name: str, metric: str) -> list[float]:
         return [line["metrics"][metric] for _, line in sorted(self.by_name[name].items())]
 
     def mean(self, name: str, metric: str = "rsum") -> float:
-        return mean(self.numbers(name, metric))
+        return mean(self.per_seed(name, metric))
 
     def order(self) -> list[str]:
         return sorted(self.by_name, key=lambda name: -self.mean(name))
 
     def contributing(self, name: str) -> float:
-        """Negatives behind a query's gradient, both directions, over training and seeds."""
+        """Contributing negatives per query, mean over directions, training and seeds."""
         return mean(line["contributing_negatives"] for line in self.by_name[name].values())
 
     @property
     def seeds(self) -> int:
-        return min(len(each) for each in self.by_name.values())
+        return min(len(by_seed) for by_seed in self.by_name.values())
 
     @property
     def passes(self) -> float:
-        """How often the training pairs were seen, by the objective that saw them least."""
+        """Passes over the training pairs, of the objective with the fewest."""
         runs = [run for by_seed in self.by_name.values() for run in by_seed.values()]
         return min(run["metrics"]["pairs_seen"] for run in runs) / TRAINING_PAIRS
 
@@ -91,87 +91,91 @@ def named(line: dict) -> str:
 def page(lines: list[dict]) -> str:
     sections = {name: Section([line for line in lines if line["section"] == name]) for name in SECTIONS}
     sections = {name: section for name, section in sections.items() if section.by_name}
-    parts = [HEAD, summary(sections)]
+    blocks = [HEAD, summary(sections)]
     for name, section in sections.items():
-        parts += [f"## {SECTIONS[name]}", "", about(name, section), "", table(section), ""]
+        blocks += [f"## {SECTIONS[name]}", "", about(name, section), "", table(section), ""]
         if all(cell in section.by_name for cell in CELLS):
-            parts += [grid(section), ""]
-        parts += ["### Claims", "", *(f"{text}\n" for text in claims(section))]
-    commits = ", ".join(sorted({line["commit"] or "unknown" for line in lines}))
-    parts.append(f"{len(lines)} runs, one line each in flickr8k.jsonl, of commits {commits}; written by `make.py`.")
-    return "\n".join(parts) + "\n"
+            blocks += [grid(section), ""]
+        blocks += ["### Claims", "", *(f"{text}\n" for text in claims(section))]
+    names = sorted({line["commit"] or "unknown" for line in lines})
+    commits = f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    blocks.append(f"{len(lines)} runs, one line each in flickr8k.jsonl; {commits}. Generated by `make.py`.")
+    return "\n".join(blocks) + "\n"
 
 
-HEAD = """# Which objective wins on Flickr8k?
+HEAD = """# Comparison of all objectives on Flickr8k
 
-6,000 photos to train on, 1,000 to validate, 1,000 to test, five captions each. Frozen features of EfficientNet-Lite2
-(ImageNet), so the numbers are not those of detector regions or of encoders that are trained along; they are about
-objectives beside each other. Test, weights chosen on validation, mean ± std (n-1) over seeds.
+6,000 training, 1,000 validation and 1,000 test images, five captions per image. Features are frozen
+(EfficientNet-Lite2, ImageNet), so the numbers are not comparable to those with detector regions or fine-tuned
+encoders; the page compares objectives with each other. Test split, checkpoint selected on validation, mean ± std (n-1)
+over seeds.
 
-Seven claims were fixed before the runs; how each is tested was written while they ran: on rsum, over seeds and images
-together (docs/comparing.md says how), two-sided at 5 %, corrected (Holm) within the claim. The verdicts are **holds**,
-**does not hold**, **cannot be told** with these seeds, or **too early to tell** where training was stopped before one
-pass over the training pairs: such runs show who starts fastest, not who wins.
+Seven claims were fixed before the runs; their tests were written while the runs were in progress. Tests are on rsum,
+over seeds and images (docs/comparing.md), two-sided at 5 %, Holm-corrected within a claim. The verdicts are **holds**,
+**does not hold**, **inconclusive** with these seeds, or **too early to tell** if training stopped before one pass over
+the training pairs: such runs show which objective learns fastest at the start, not which is best.
 
-1. triplet-sh beats triplet.
-2. triplet-sh beats nt-xent.
-3. smooth-ap does not beat triplet-sh.
+1. triplet-sh is better than triplet.
+2. triplet-sh is better than nt-xent.
+3. smooth-ap is not better than triplet-sh.
 4. For each triplet weight, the pair weights sig, lin-ms and sig-ms are at least as good as con.
 5. sig-ms with nca or cir is the best cell of GOAL's grid.
-6. The cells that GOAL calls New beat, on average, the five that are known losses.
-7. The fewer samples contribute to the gradient, the better the recall (rank correlation over all objectives).
+6. The cells that GOAL calls New are better, on average, than the five that are known losses.
+7. The fewer samples contribute to the gradient, the higher the recall (rank correlation over all objectives).
 
-The cells are read as in the paper, unless marked (code): what the authors released.
+Cells follow the paper; those marked (code) follow the released code of the authors.
 """
 
 
 def summary(sections: dict[str, Section]) -> str:
-    heads = list(sections)
-    rows = defaultdict(lambda: ["-"] * len(heads))
+    names = list(sections)
+    rows = defaultdict(lambda: ["-"] * len(names))
     for column, section in enumerate(sections.values()):
         for number, verdict, _ in verdicts(section):
             rows[number][column] = verdict
-    lines = ["## Verdicts", "", f"| claim | {' | '.join(SECTIONS[name] for name in heads)} |"]
-    lines.append(f"|---|{'---|' * len(heads)}")
+    lines = ["## Verdicts", "", f"| claim | {' | '.join(SECTIONS[name] for name in names)} |"]
+    lines.append(f"|---|{'---|' * len(names)}")
     lines += [f"| {number} | {' | '.join(cells)} |" for number, cells in sorted(rows.items())]
     return "\n".join([*lines, ""])
 
 
 def about(name: str, section: Section) -> str:
     line = next(iter(next(iter(section.by_name.values())).values()))
-    every = [each for runs in section.by_name.values() for each in runs.values()]
-    steps = sorted({each["metrics"]["step"] for each in every})
+    runs = [run for by_seed in section.by_name.values() for run in by_seed.values()]
+    steps = sorted({run["metrics"]["step"] for run in runs})
     settings = line["settings"]
-    said = ", ".join(f"{key} {value}" for key, value in settings.get("model_settings", {}).items())
-    seconds = median(each["seconds"] for each in every)
-    # A line leaves out what the recipe of its model says.
-    first = settings.get("first_objective", "triplet" if settings["model"] == "vse-infinity" else None)
-    warm = (
-        f" The first {settings.get('first_epochs', 1)} of {settings['epochs']} parts is trained with {first}."
-        if first
+    model = ", ".join(f"{key} {value}" for key, value in settings.get("model_settings", {}).items())
+    seconds = median(run["seconds"] for run in runs)
+    # A line leaves out the defaults of its recipe.
+    warmup_objective = settings.get("warmup_objective", "triplet" if settings["model"] == "vse-infinity" else None)
+    warmup = (
+        f" The first {settings.get('warmup_objective_epochs', 1)} of {settings['epochs']} epochs uses "
+        f"{warmup_objective}."
+        if warmup_objective
         else ""
     )
-    short = (
-        f" Trained from scratch on {section.passes:.1f} passes over the pairs: this is the beginning of training."
+    undertrained = (
+        f" Trained from scratch for {section.passes:.1f} passes over the pairs: this is the beginning of training."
         if section.passes < 1
         else ""
     )
     return (
-        f"{said}; batches of {settings.get('batch_size', 128)}, {'/'.join(map(str, steps))} steps for all, smooth-ap "
-        f"with five captions an image; {section.seeds} seeds; a run took {seconds:.0f} s (median) of one core, busy "
-        f"with others.{warm}{short}{_rates(section)}\n\n```\n{COMMANDS[name]}\n```"
+        f"{model}; batch size {settings.get('batch_size', 128)}, {'/'.join(map(str, steps))} steps for all, smooth-ap "
+        f"with five captions per image; {section.seeds} seeds; median {seconds:.0f} s per run on one core of a loaded "
+        f"machine.{warmup}{undertrained}{_rates(section)}\n\n```\n{COMMANDS[name]}\n```"
     )
 
 
 def _rates(section: Section) -> str:
-    """How often each learning rate was chosen, where there was a choice."""
-    first = [next(iter(section.by_name[name].values()))["settings"] for name in section.order()]
-    chosen = [settings.get("learning_rate", USUAL_RATE) for settings in first]
+    """How often each learning rate was chosen, if they were tuned."""
+    first_runs = [next(iter(section.by_name[name].values()))["settings"] for name in section.order()]
+    chosen = [settings.get("learning_rate", DEFAULT_LEARNING_RATE) for settings in first_runs]
     if len(set(chosen)) == 1:
         return ""
     counts = ", ".join(f"{rate:g} ({chosen.count(rate)} times)" for rate in sorted(set(chosen)))
     return (
-        f" Chosen were {counts}: the outer ones are the ends of the grid, so that a rate beyond them might do better."
+        f" Chosen learning rates: {counts}. The smallest and the largest are the ends of the grid, so rates beyond "
+        "them might be better."
     )
 
 
@@ -179,17 +183,19 @@ def table(section: Section) -> str:
     order = section.order()
     best = {metric: max(section.mean(name, metric) for name in order) for metric in RECALLS}
     lines = [
-        f"| objective | {' | '.join(HEADINGS)} | rate | clipped | pairs seen | negatives |",
+        f"| objective | {' | '.join(HEADINGS)} | lr | clipped | pairs seen | negatives |",
         f"|---|{'---:|' * (len(HEADINGS) + 4)}",
     ]
     for name in order:
         cells = []
         for metric in RECALLS:
-            numbers = section.numbers(name, metric)
-            text = f"{mean(numbers):.1f}" + (f" ± {stdev(numbers):.1f}" if len(numbers) > 1 else "")
-            cells.append(f"**{text}**" if mean(numbers) == best[metric] else text)
+            values = section.per_seed(name, metric)
+            text = f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+            cells.append(f"**{text}**" if mean(values) == best[metric] else text)
         runs = list(section.by_name[name].values())
-        rate = "/".join(f"{r:g}" for r in sorted({run["settings"].get("learning_rate", USUAL_RATE) for run in runs}))
+        rate = "/".join(
+            f"{r:g}" for r in sorted({run["settings"].get("learning_rate", DEFAULT_LEARNING_RATE) for run in runs})
+        )
         clipped = mean(run["metrics"]["clipped_steps"] / run["metrics"]["step"] for run in runs)
         cells += [
             rate,
@@ -198,7 +204,7 @@ def table(section: Section) -> str:
             f"{section.contributing(name):.1f}",
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "negatives: behind a query's gradient, mean over training (COCOS, general count)."]
+    lines += ["", "negatives: contributing negatives per query, mean over training (COCOS, general count)."]
     return "\n".join(lines)
 
 
@@ -208,9 +214,9 @@ def grid(section: Section) -> str:
     for P in PAIR_WEIGHTS:
         cells = []
         for T in TRIPLET_WEIGHTS:
-            numbers = section.numbers(f"{T}/{P}", "rsum")
-            text = f"{mean(numbers):.1f} ± {stdev(numbers):.1f}"
-            cells.append(f"**{text}**" if mean(numbers) == best else text)
+            values = section.per_seed(f"{T}/{P}", "rsum")
+            text = f"{mean(values):.1f} ± {stdev(values):.1f}"
+            cells.append(f"**{text}**" if mean(values) == best else text)
         lines.append(f"| {P} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -220,106 +226,124 @@ def claims(section: Section) -> list[str]:
 
 
 def verdicts(section: Section) -> list[tuple[int, str, str]]:
-    """(number, verdict, evidence) of every claim that these runs can speak about; none from unfinished training."""
-    tested = tests_of_claims(section)
+    """(number, verdict, evidence) of every claim these runs can test; undertrained runs get no verdict."""
+    tested = test_claims(section)
     if section.passes >= 1:
         return tested
-    reason = f"Stopped after {section.passes:.1f} passes over the training pairs. So far: "
-    return [(number, "too early to tell", reason + evidence) for number, _, evidence in tested]
+    reason = f"Stopped after {section.passes:.1f} passes over the training pairs. At that point: "
+    return [(number, "too early to tell", reason + why) for number, _, why in tested]
 
 
-def tests_of_claims(section: Section) -> list[tuple[int, str, str]]:
-    found: list[tuple[int, str, str]] = []
+def test_claims(section: Section) -> list[tuple[int, str, str]]:
+    tested: list[tuple[int, str, str]] = []
     if {"triplet", "triplet-sh"} <= section.by_name.keys():
-        found.append((1, *beats(section, "triplet-sh", "triplet")))
+        tested.append((1, *beats(section, "triplet-sh", "triplet")))
     if {"nt-xent", "triplet-sh"} <= section.by_name.keys():
-        found.append((2, *beats(section, "triplet-sh", "nt-xent")))
+        tested.append((2, *beats(section, "triplet-sh", "nt-xent")))
     if {"smooth-ap", "triplet-sh"} <= section.by_name.keys():
-        found.append((3, *not_beaten(section, "smooth-ap", "triplet-sh")))
+        tested.append((3, *not_beaten(section, "smooth-ap", "triplet-sh")))
     if all(cell in section.by_name for cell in CELLS):
-        found += [(4, *at_least_con(section)), (5, *best_cell(section)), (6, *new_cells(section)), (7, *fewer(section))]
-    return found
+        tested += [
+            (4, *at_least_con(section)),
+            (5, *best_cell(section)),
+            (6, *new_cells(section)),
+            (7, *fewer_negatives(section)),
+        ]
+    return tested
 
 
 def beats(section: Section, first: str, second: str) -> tuple[str, str]:
-    compared = compare_runs(section.values(first), section.values(second))
-    if compared.p >= LEVEL:
-        return "cannot be told", said(first, second, compared) + would_take(compared)
-    return ("holds" if compared.difference > 0 else "does not hold"), said(first, second, compared)
+    test = compare_runs(section.values(first), section.values(second))
+    if test.p >= LEVEL:
+        return "inconclusive", evidence(first, second, test) + power_note(test)
+    return ("holds" if test.difference > 0 else "does not hold"), evidence(first, second, test)
 
 
 def not_beaten(section: Section, first: str, second: str) -> tuple[str, str]:
-    compared = compare_runs(section.values(first), section.values(second))
-    if compared.p >= LEVEL:
-        return "cannot be told", said(first, second, compared) + would_take(compared)
-    return ("does not hold" if compared.difference > 0 else "holds"), said(first, second, compared)
+    test = compare_runs(section.values(first), section.values(second))
+    if test.p >= LEVEL:
+        return "inconclusive", evidence(first, second, test) + power_note(test)
+    return ("does not hold" if test.difference > 0 else "holds"), evidence(first, second, test)
 
 
 def at_least_con(section: Section) -> tuple[str, str]:
     pairs = [(f"{T}/{P}", f"{T}/con") for T in TRIPLET_WEIGHTS for P in ("sig", "lin-ms", "sig-ms")]
-    compared = [compare_runs(section.values(first), section.values(second)) for first, second in pairs]
-    corrected = holm([each.p for each in compared])
-    sure = [(pair[0], each.difference) for pair, each, p in zip(pairs, compared, corrected, strict=True) if p < LEVEL]
-    better, worse = [name for name, size in sure if size > 0], [name for name, size in sure if size < 0]
-    sizes = ", ".join(f"{pair[0]} {each.difference:+.1f}" for pair, each in zip(pairs, compared, strict=True))
-    verdict = "does not hold" if worse else "holds" if len(better) == len(pairs) else "cannot be told"
-    return verdict, f"Of nine, {len(better)} are better than con for sure, {len(worse)} worse{listed(worse)}: {sizes}."
+    tests = [compare_runs(section.values(first), section.values(second)) for first, second in pairs]
+    corrected = holm([test.p for test in tests])
+    significant = [
+        (pair[0], test.difference) for pair, test, p in zip(pairs, tests, corrected, strict=True) if p < LEVEL
+    ]
+    better = [name for name, size in significant if size > 0]
+    worse = [name for name, size in significant if size < 0]
+    sizes = ", ".join(f"{pair[0]} {test.difference:+.1f}" for pair, test in zip(pairs, tests, strict=True))
+    verdict = "does not hold" if worse else "holds" if len(better) == len(pairs) else "inconclusive"
+    return verdict, (
+        f"Of nine, {len(better)} are significantly better than con and {len(worse)} significantly worse"
+        f"{listed(worse)}: {sizes}."
+    )
 
 
 def best_cell(section: Section) -> tuple[str, str]:
     named_best = max(("nca/sig-ms", "cir/sig-ms"), key=section.mean)
     others = [cell for cell in CELLS if cell not in ("nca/sig-ms", "cir/sig-ms")]
-    compared = [compare_runs(section.values(named_best), section.values(other)) for other in others]
-    corrected = holm([each.p for each in compared])
-    sure = [(other, each.difference) for other, each, p in zip(others, compared, corrected, strict=True) if p < LEVEL]
-    behind, beaten = [name for name, size in sure if size < 0], [name for name, size in sure if size > 0]
+    tests = [compare_runs(section.values(named_best), section.values(other)) for other in others]
+    corrected = holm([test.p for test in tests])
+    significant = [
+        (other, test.difference) for other, test, p in zip(others, tests, corrected, strict=True) if p < LEVEL
+    ]
+    better = [name for name, size in significant if size < 0]
+    worse = [name for name, size in significant if size > 0]
     top = max(CELLS, key=section.mean)
-    verdict = "does not hold" if behind else "holds" if len(beaten) == len(others) else "cannot be told"
+    verdict = "does not hold" if better else "holds" if len(worse) == len(others) else "inconclusive"
     return verdict, (
         f"The better of the two is {named_best} ({section.mean(named_best):.1f}); the highest mean is that of {top} "
-        f"({section.mean(top):.1f}). Of the 13 other cells {len(beaten)} are behind it for sure, {len(behind)} ahead"
-        f"{listed(behind)}."
+        f"({section.mean(top):.1f}). Of the 13 other cells, {len(worse)} are significantly worse than {named_best} and "
+        f"{len(better)} significantly better{listed(better)}."
     )
 
 
 def new_cells(section: Section) -> tuple[str, str]:
-    new = np.mean([section.values(cell) for cell in CELLS if cell not in KNOWN], axis=0)
-    known = np.mean([section.values(cell) for cell in KNOWN], axis=0)
-    compared = compare_runs(new, known)
-    why = said("the mean of the ten New cells", "that of the five known", compared)
-    if compared.p >= LEVEL:
-        return "cannot be told", why + would_take(compared)
-    return ("holds" if compared.difference > 0 else "does not hold"), why
+    new = np.mean([section.values(cell) for cell in CELLS if cell not in KNOWN_CELLS], axis=0)
+    known = np.mean([section.values(cell) for cell in KNOWN_CELLS], axis=0)
+    test = compare_runs(new, known)
+    why = evidence("mean of the ten New cells", "mean of the five known cells", test)
+    if test.p >= LEVEL:
+        return "inconclusive", why + power_note(test)
+    return ("holds" if test.difference > 0 else "does not hold"), why
 
 
-def fewer(section: Section) -> tuple[str, str]:
+def fewer_negatives(section: Section) -> tuple[str, str]:
     names = sorted(section.by_name)
-    found = spearmanr([section.contributing(name) for name in names], [section.mean(name) for name in names])
-    why = f"Spearman's correlation over {len(names)} objectives is {found.statistic:+.2f} (p {p_said(found.pvalue)})."
-    if found.pvalue >= LEVEL:
-        return "cannot be told", why
-    return ("holds" if found.statistic < 0 else "does not hold"), why
+    correlation = spearmanr([section.contributing(name) for name in names], [section.mean(name) for name in names])
+    why = (
+        f"Spearman's correlation over {len(names)} objectives is {correlation.statistic:+.2f} "
+        f"(p {format_p(correlation.pvalue)})."
+    )
+    if correlation.pvalue >= LEVEL:
+        return "inconclusive", why
+    return ("holds" if correlation.statistic < 0 else "does not hold"), why
 
 
-def said(first: str, second: str, compared) -> str:
+def evidence(first: str, second: str, test) -> str:
     return (
-        f"{first} minus {second}: {compared.difference:+.1f} points ({compared.low:+.1f} to {compared.high:+.1f}), "
-        f"p {p_said(compared.p)} (seeds alone {p_said(compared.p_seeds)}, images alone {p_said(compared.p_images)})."
+        f"{first} minus {second}: {test.difference:+.1f} points ({test.low:+.1f} to {test.high:+.1f}), "
+        f"p {format_p(test.p)} (seeds alone {format_p(test.p_seeds)}, images alone "
+        f"{format_p(test.p_images)})."
     )
 
 
-def would_take(compared) -> str:
-    least = detectable(compared.spread, compared.seeds)
-    needed = seeds_needed(compared.spread, compared.difference)
+def power_note(test) -> str:
+    smallest = detectable(test.spread, test.seeds)
+    needed = seeds_needed(test.spread, test.difference)
     more = (
-        "no number of seeds would do on 1,000 images"
+        "no number of seeds would detect this difference on 1,000 images"
         if needed is None
-        else f"about {max(needed, compared.seeds + 1)} would do"
+        else f"this difference would need about {max(needed, test.seeds + 1)}"
     )
-    return f" {compared.seeds} seeds find {least:.1f} points four times of five; for a difference this small {more}."
+    return f" {test.seeds} seeds detect {smallest:.1f} points with 80 % power; {more}."
 
 
-def p_said(p: float) -> str:
+def format_p(p: float) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"
 
 

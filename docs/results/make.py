@@ -1,8 +1,8 @@
-"""Results from run folders: one line of JSON a run, and pages written from those lines alone.
+"""Result pages: one JSON line per run is collected from run folders, and pages are generated from these lines only.
 
 python docs/results/make.py collect goal runs/*_f8k_*     # run folders -> goal.jsonl
-python docs/results/make.py collect flickr8k --section heads runs/*_f8k_*    # one section of that page, others are kept
-python docs/results/make.py collect cocos --judgements judgments runs/*_f8k_*   # and what people say
+python docs/results/make.py collect flickr8k --section heads runs/*_f8k_*    # replace one section of that page
+python docs/results/make.py collect cocos --judgments judgments runs/*_f8k_*   # with human judgments
 python docs/results/make.py write                         # every .jsonl -> its .md
 """
 
@@ -18,7 +18,7 @@ from statistics import mean, stdev
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import aoq  # noqa: E402 - it lies beside this file
+import aoq  # noqa: E402 - in the same folder
 import cocos  # noqa: E402
 import doctor  # noqa: E402
 import flickr8k  # noqa: E402
@@ -28,18 +28,18 @@ HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
 
 
 def line_of(run: Path) -> dict:
-    """All that a reader needs to repeat the run; no host and no path."""
+    """What is needed to repeat the run, and its metrics; without host names and paths."""
     settings = json.loads((run / "settings.json").read_text())
     machine = json.loads((run / "machine.json").read_text())
     final = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     settings["data"] = Path(settings["data"]).name
-    settings["start_from"] = None if settings["start_from"] is None else Path(settings["start_from"]).name
+    settings["init_from"] = None if settings["init_from"] is None else Path(settings["init_from"]).name
     settings["mined"] = None if settings.get("mined") is None else Path(settings["mined"]).name
-    given = settings["objective"]
-    for which in ("objective", "first_objective"):
-        settings[which] = without_path(settings[which])
+    objective = settings["objective"]
+    for name in ("objective", "warmup_objective"):
+        settings[name] = without_path(settings[name])
     return {
-        "id": run.name.replace(in_folder_name(given), in_folder_name(settings["objective"])),
+        "id": run.name.replace(in_folder_name(objective), in_folder_name(settings["objective"])),
         "settings": settings,
         "seed": settings["seed"],
         "commit": machine["commit"],
@@ -52,32 +52,31 @@ def line_of(run: Path) -> dict:
 
 
 def without_path(objective: str | None) -> str | None:
-    """One of a file, FILE.py:NAME, by the name of its file."""
+    """A custom objective, FILE.py:NAME, without its folder."""
     return Path(objective).name if objective is not None and ".py:" in objective else objective
 
 
 def in_folder_name(objective: str) -> str:
-    """As `tercet.runs.open_run` writes it there."""
+    """The objective as `tercet.runs.open_run` writes it into the name of a run folder."""
     return re.sub(r"[^\w.+-]+", "_", objective.replace("/", "+"))[:60]
 
 
 def flickr8k_line_of(run: Path, section: str) -> dict:
-    """With what the statistics need; settings that are at their default are left out."""
+    """With per-image hits for the tests; settings with default values are left out."""
     import numpy as np
 
-    from tercet.training.config import train_settings
-    from tercet.training.settings import identity_of
+    from tercet.training.settings import identity_of, train_settings
 
     line = line_of(run)
-    usual = identity_of(train_settings({"model": line["settings"]["model"]}))
+    defaults = identity_of(train_settings({"model": line["settings"]["model"]}))
     line["settings"] = {
-        name: value for name, value in line["settings"].items() if name not in usual or value != usual[name]
+        name: value for name, value in line["settings"].items() if name not in defaults or value != defaults[name]
     } | {name: line["settings"][name] for name in ("data", "model", "objective", "seed", "epochs")}
-    counted = [
+    counts = [
         json.loads(text)["cocos"] for text in (run / "metrics.jsonl").read_text().splitlines() if '"cocos"' in text
     ]
-    of_both = [mean(each[side]["negatives"] for side in ("i2t", "t2i")) for each in counted]
-    line["contributing_negatives"] = round(mean(of_both), 4)
+    negatives = [mean(count[direction]["negatives"] for direction in ("i2t", "t2i")) for count in counts]
+    line["contributing_negatives"] = round(mean(negatives), 4)
     line["metrics"] = {name: round(v, 6) if isinstance(v, float) else v for name, v in line["metrics"].items()}
     with np.load(run / "ranks.npz") as ranks:
         line["per_image"] = flickr8k.packed(dict(ranks))
@@ -88,12 +87,12 @@ def read(name: str) -> list[dict]:
     return [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text().splitlines()]
 
 
-def cell(numbers: list[float]) -> str:
-    return f"{mean(numbers):.2f} ± {stdev(numbers):.2f}" if len(numbers) > 1 else f"{numbers[0]:.1f}"
+def cell(values: list[float]) -> str:
+    return f"{mean(values):.2f} ± {stdev(values):.2f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
 def goal(lines: list[dict]) -> str:
-    """GOAL's Table 2: the same runs by autograd of the loss and by the injected gradient."""
+    """GOAL's Table 2: the same runs by autograd of the loss and by the injected pair gradient."""
     by_objective = defaultdict(dict)
     for line in lines:
         by_objective[line["settings"]["objective"]][line["seed"]] = line["metrics"]
@@ -105,11 +104,11 @@ def goal(lines: list[dict]) -> str:
     seeds = sorted(by_objective["con/con"])
     first = lines[0]
     rows = [
-        f"| {shown} | " + " | ".join(cell([by_objective[name][seed][key] for seed in seeds]) for key in RECALLS) + " |"
-        for name, shown in names.items()
+        f"| {label} | " + " | ".join(cell([by_objective[name][seed][key] for seed in seeds]) for key in RECALLS) + " |"
+        for name, label in names.items()
     ]
     loss, gradient = by_objective["hinge_by_autograd.py:hinge"], by_objective["con/con"]
-    each = [
+    per_seed = [
         f"| {seed} | " + " | ".join(f"{loss[seed][key]:.2f} / {gradient[seed][key]:.2f}" for key in RECALLS) + " |"
         for seed in seeds
     ]
@@ -119,16 +118,16 @@ def goal(lines: list[dict]) -> str:
         [
             "# GOAL's validation: a loss and its gradient train the same model",
             "",
-            "The paper's Table 2 trains the hardest-negative hinge once through its loss and once by injecting the",
+            "The paper's Table 2 trains the hardest-negative hinge once with its loss and once with the injected",
             "gradient of its cell con/con. Here: Flickr8k, heads on frozen features (EfficientNet-Lite2, MiniLM),",
-            "joint space {joint_dim}, {epochs} epochs, batches of {batch_size}, AdamW {learning_rate:g},".format(
+            "embed_dim {embed_dim}, {epochs} epochs, batch size {batch_size}, AdamW (lr {learning_rate:g}),".format(
                 **first["settings"] | first["settings"]["model_settings"]
             ),
-            f"{len(seeds)} seeds; test, weights chosen on validation; mean ± std (n-1) over seeds.",
+            f"{len(seeds)} seeds. Test split, checkpoint selected on validation; mean ± std (n-1) over seeds.",
             "",
             "```",
             "tercet features flickr8k flickr8k_features --image-encoder none --features global",
-            "tercet train --data flickr8k_features --model-settings joint_dim=512 --seed S --objective con/con",
+            "tercet train --data flickr8k_features --model-settings embed_dim=512 --seed S --objective con/con",
             "tercet train ... --objective examples/hinge_by_autograd.py:hinge",
             "```",
             "",
@@ -136,15 +135,14 @@ def goal(lines: list[dict]) -> str:
             f"|---|{'---|' * len(HEADINGS)}",
             *rows,
             "",
-            f"Seed by seed, loss / gradient. {same} of {len(seeds)} seeds end with the same recalls to the last digit;",
-            f"in the others they differ by up to {largest:.2f} points. There float32 rounding, which differs from the",
-            "first step on because autograd adds in another order, has turned a near tie of negatives, and the two",
-            "runs part as two seeds would. In float64 the weights after 100 steps are equal to 1e-12",
-            "(tests/training/test_step.py).",
+            f"Per seed, loss / gradient. {same} of {len(seeds)} seeds end with exactly the same recalls; the others",
+            f"differ by up to {largest:.2f} points. There float32 rounding, which differs from the first step because",
+            "autograd sums in another order, flipped a near tie between negatives, after which the two runs diverge",
+            "like two seeds. In float64 the weights after 100 steps agree to 1e-12 (tests/training/test_step.py).",
             "",
             f"| seed | {' | '.join(HEADINGS)} |",
             f"|---|{'---|' * len(HEADINGS)}",
-            *each,
+            *per_seed,
             "",
             runs_note(lines, "goal"),
             "",
@@ -154,24 +152,23 @@ def goal(lines: list[dict]) -> str:
 
 def systems_rows(lines: list[dict]) -> list[str]:
     rows = [
-        f"| system | recipe | {' | '.join(HEADINGS)} | minutes | run |",
+        f"| model | recipe | {' | '.join(HEADINGS)} | minutes | run |",
         f"|---|---|{'---|' * len(HEADINGS)}---|---|",
     ]
     for line in lines:
         settings, metrics = line["settings"], line["metrics"]
-        what = ", ".join(f"{key} {value}" for key, value in settings["model_settings"].items()) or "as it is"
-        first = (
-            f"{settings['first_objective']} for {settings['first_epochs']}, then "
-            if settings["first_objective"]
+        model = ", ".join(f"{key} {value}" for key, value in settings["model_settings"].items()) or "default settings"
+        warmup = (
+            f"{settings['warmup_objective']} for {settings['warmup_objective_epochs']} epochs, then "
+            if settings["warmup_objective"]
             else ""
         )
-        after = f"after {settings['start_from'].split('_')[-1]}, " if settings["start_from"] else ""
-        recipe = (
-            f"{what}; {after}{first}{settings['objective']}; {settings['epochs']} epochs, {settings['learning_rate']:g}"
-        )
-        numbers = " | ".join(f"{metrics[key]:.1f}" for key in RECALLS)
+        init = f"from {settings['init_from'].split('_')[-1]}, " if settings["init_from"] else ""
+        objective, rate = f"{init}{warmup}{settings['objective']}", f"lr {settings['learning_rate']:g}"
+        recipe = f"{model}; {objective}; {settings['epochs']} epochs, {rate}"
+        cells = " | ".join(f"{metrics[key]:.1f}" for key in RECALLS)
         rows.append(
-            f"| {settings['model']} | {recipe} | {numbers} | {line['seconds'] / 60:.0f} | {line['id'].split('_')[-1]} |"
+            f"| {settings['model']} | {recipe} | {cells} | {line['seconds'] / 60:.0f} | {line['id'].split('_')[-1]} |"
         )
     return rows
 
@@ -180,7 +177,7 @@ def systems_commands(lines: list[dict]) -> list[str]:
     return [
         "tercet train --data {data}{features} --model {model} --objective {objective} "
         "{widths}--epochs {epochs} "
-        "--learning-rate {rate:g} --schedule {schedule}{decay} --warm-up-epochs {warm:g}{first}".format(
+        "--learning-rate {rate:g} --schedule {schedule}{decay} --warmup-epochs {warm:g}{first}".format(
             data=line["settings"]["data"],
             features=f" --features {line['settings']['features']}" if line["settings"]["features"] else "",
             model=line["settings"]["model"],
@@ -190,13 +187,13 @@ def systems_commands(lines: list[dict]) -> list[str]:
             rate=line["settings"]["learning_rate"],
             schedule=line["settings"]["schedule"],
             decay=" --decay-epochs" if line["settings"]["model"] not in ("heads", "xvlm-tiny") else "",
-            warm=line["settings"]["warm_up_epochs"],
-            first=f" --first-objective {line['settings']['first_objective']} --first-epochs "
-            f"{line['settings']['first_epochs']}"
-            if line["settings"]["first_objective"]
+            warm=line["settings"]["warmup_epochs"],
+            first=f" --warmup-objective {line['settings']['warmup_objective']} --warmup-objective-epochs "
+            f"{line['settings']['warmup_objective_epochs']}"
+            if line["settings"]["warmup_objective"]
             else ""
-            if not line["settings"]["start_from"]
-            else f" --start-from runs/{line['settings']['start_from']}",
+            if not line["settings"]["init_from"]
+            else f" --init-from runs/{line['settings']['init_from']}",
         )
         for line in lines
     ]
@@ -207,46 +204,47 @@ def _widths(settings: dict) -> str:
 
 
 def systems(lines: list[dict]) -> str:
-    """Every system on Flickr8k, and X-VLM, which sees pixels, on scenes."""
-    photos = [line for line in lines if not line["settings"]["data"].startswith("scenes")]
-    drawn = [line for line in lines if line["settings"]["data"].startswith("scenes")]
+    """Every model on Flickr8k, and X-VLM, which takes pixels, on scenes."""
+    flickr8k_lines = [line for line in lines if not line["settings"]["data"].startswith("scenes")]
+    scenes_lines = [line for line in lines if line["settings"]["data"].startswith("scenes")]
     return "\n".join(
         [
-            "# Every system on Flickr8k",
+            "# Every model on Flickr8k",
             "",
-            "6,000 photos to train on, 1,000 to validate, 1,000 to test, five captions each; test, weights chosen on",
-            "validation, one seed, one thread. VSE++ sees one vector a photo (EfficientNet-Lite2, 1280 wide), VSRN,",
-            "VSE-infinity, SCAN and BFAN 36 cells of a grid (256 wide), heads that vector and MiniLM's of a caption.",
-            "Widths are reduced as named: the numbers are not comparable to published ones, which stand on detector",
-            "regions. Runs differ in objective, rate and epochs: this page shows that each system learns, not which is",
-            "best. Minutes are those of a busy machine.",
+            "6,000 training, 1,000 validation and 1,000 test images, five captions per image. Test split, checkpoint",
+            "selected on validation, one seed, one thread. VSE++ takes one feature vector per image",
+            "(EfficientNet-Lite2, 1280-d); VSRN, VSE-infinity, SCAN and BFAN take 36 grid cells (256-d); heads takes",
+            "the same vector as VSE++ and MiniLM's caption embedding. Embedding sizes are reduced as listed, so the",
+            "numbers are not comparable to published ones, which use detector regions. Runs differ in objective,",
+            "learning rate and epochs: this page shows that each model trains, not which is best. Minutes were",
+            "measured on a machine with other load.",
             "",
-            *systems_rows(photos),
+            *systems_rows(flickr8k_lines),
             "",
             "```",
-            *systems_commands(photos),
+            *systems_commands(flickr8k_lines),
             "```",
             "",
-            *drawn_section(drawn),
+            *scenes_section(scenes_lines),
             runs_note(lines, "systems"),
             "",
         ]
     )
 
 
-def drawn_section(lines: list[dict]) -> list[str]:
+def scenes_section(lines: list[dict]) -> list[str]:
     if not lines:
         return []
     return [
         "## X-VLM on scenes",
         "",
-        "Its tiny configuration, from random weights, on pixels: NT-Xent with the learned temperature (ITC), and two",
-        "objectives in its place, each beside the matching loss; one seed, by the towers' cosine, not re-ranked.",
-        "Chance is an rsum of 16: from random weights, at NT-Xent's rate and in so few steps, the objectives of the",
-        "hardest negative learn next to nothing; at a lower rate and in twice the epochs both learn. As",
-        "GOAL's authors do, they are also trained from weights that another objective trained before (after: the run",
-        "whose weights come first); there they add nothing to what it learned. Where two rows name the same command,",
-        "they are of different commits.",
+        "The tiny configuration, from random weights, on pixels: NT-Xent with learned temperature (ITC) and two other",
+        "objectives in its place, each together with the image-text matching loss (ITM). One seed, ranked by the",
+        "cosine of the two encoders, not re-ranked. Chance level is an rsum of 16: from random weights, at the",
+        "learning rate of NT-Xent and in this few steps, the hardest-negative objectives learn almost nothing; at a",
+        "lower learning rate and with twice the epochs both learn. As in GOAL, they are also fine-tuned from the",
+        "weights of another objective (from: the run of these weights); there they do not improve on it. Two rows",
+        "with the same command are from different commits.",
         "",
         *systems_rows(lines),
         "",
@@ -258,8 +256,9 @@ def drawn_section(lines: list[dict]) -> list[str]:
 
 
 def runs_note(lines: list[dict], name: str) -> str:
-    commits = ", ".join(sorted({line["commit"] or "unknown" for line in lines}))
-    return f"{len(lines)} runs, one line each in {name}.jsonl, of commit {commits}; this page is written by `make.py`."
+    names = sorted({line["commit"] or "unknown" for line in lines})
+    commits = f"commit{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    return f"{len(lines)} runs, one line each in {name}.jsonl; {commits}. Generated by `make.py`."
 
 
 def doctor_page(lines: list[dict]) -> str:
@@ -287,33 +286,38 @@ PAGES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    collecting = commands.add_parser("collect")
-    collecting.add_argument("page", choices=PAGES)
-    collecting.add_argument("runs", nargs="+", type=Path)
-    collecting.add_argument("--section", choices=flickr8k.SECTIONS)
-    collecting.add_argument("--judgements", type=Path, help="for cocos: the folder of Flickr8k's human judgements")
-    collecting.add_argument("--add", action="store_true", help="keep the runs that are on the page already")
+    collect = commands.add_parser("collect")
+    collect.add_argument("page", choices=PAGES)
+    collect.add_argument("runs", nargs="+", type=Path)
+    collect.add_argument("--section", choices=flickr8k.SECTIONS)
+    collect.add_argument("--judgments", type=Path, help="for cocos: folder of the human judgments of Flickr8k")
+    collect.add_argument("--add", action="store_true", help="keep the runs that are already on the page")
     commands.add_parser("write")
-    given = parser.parse_args()
-    if given.command == "collect" and given.page == "flickr8k":
-        made = [flickr8k_line_of(run, given.section) for run in given.runs if (run / "machine.json").is_file()]
+    arguments = parser.parse_args()
+    if arguments.command == "collect" and arguments.page == "flickr8k":
+        finished = [run for run in arguments.runs if (run / "machine.json").is_file()]
+        collected = [flickr8k_line_of(run, arguments.section) for run in finished]
         file = HERE / "flickr8k.jsonl"
-        kept = [line for line in (read("flickr8k") if file.is_file() else []) if line["section"] != given.section]
-        lines = sorted(kept + made, key=lambda line: (line["section"], line["id"]))
+        old = read("flickr8k") if file.is_file() else []
+        other_sections = [line for line in old if line["section"] != arguments.section]
+        lines = sorted(other_sections + collected, key=lambda line: (line["section"], line["id"]))
         file.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
-    elif given.command == "collect":
-        made = [line_of(run) for run in given.runs]
-        if given.page == "aoq":
-            made = [aoq.line_of(line, run) for line, run in zip(made, given.runs, strict=True)]
-        if given.page == "doctor":
-            made = [doctor.line_of(line, run) for line, run in zip(made, given.runs, strict=True)]
-        if given.page == "cocos":
-            made = [cocos.line_of(line, run, given.judgements) for line, run in zip(made, given.runs, strict=True)]
-        kept = (
-            [line for line in read(given.page) if line["id"] not in {each["id"] for each in made}] if given.add else []
-        )
-        lines = sorted(kept + made, key=lambda line: (line["settings"]["model"], line["id"]))
-        (HERE / f"{given.page}.jsonl").write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    elif arguments.command == "collect":
+        collected = [line_of(run) for run in arguments.runs]
+        if arguments.page == "aoq":
+            collected = [aoq.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
+        if arguments.page == "doctor":
+            collected = [doctor.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
+        if arguments.page == "cocos":
+            collected = [
+                cocos.line_of(line, run, arguments.judgments)
+                for line, run in zip(collected, arguments.runs, strict=True)
+            ]
+        ids = {line["id"] for line in collected}
+        old = [line for line in read(arguments.page) if line["id"] not in ids] if arguments.add else []
+        lines = sorted(old + collected, key=lambda line: (line["settings"]["model"], line["id"]))
+        text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+        (HERE / f"{arguments.page}.jsonl").write_text(text)
     for name, page in PAGES.items():
         if (HERE / f"{name}.jsonl").is_file():
             (HERE / f"{name}.md").write_text(page(read(name)))

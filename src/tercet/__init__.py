@@ -1,16 +1,17 @@
 """Tercet trains, compares and dissects objectives for image-text retrieval."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
-    from tercet.analysis.check import check_objective
     from tercet.analysis.cocos import cocos
+    from tercet.analysis.gradcheck import check_objective
     from tercet.comparison.compare import compare
     from tercet.evaluation import evaluate, evaluate_embeddings
+    from tercet.inference import load, load_original
     from tercet.objectives import objective
-    from tercet.retriever import load, load_original
-    from tercet.training.run import train
+    from tercet.training.train import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,24 +26,21 @@ __all__ = [
     "train",
 ]
 
-# Where each public name lives. Looked up on first use: `import tercet` and `tercet --help` need no torch.
-_HOMES = {
-    "check_objective": "tercet.analysis.check",
+# Module of each public name, imported on first use: `import tercet` and `tercet --help` must not import torch.
+_MODULES = {
+    "check_objective": "tercet.analysis.gradcheck",
     "cocos": "tercet.analysis.cocos",
     "compare": "tercet.comparison.compare",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
-    "load": "tercet.retriever",
-    "load_original": "tercet.retriever",
+    "load": "tercet.inference",
+    "load_original": "tercet.inference",
     "objective": "tercet.objectives",
-    "train": "tercet.training.run",
+    "train": "tercet.training.train",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tercet' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = lazy_exports("tercet", _MODULES)
 
 
 def __dir__() -> list[str]:

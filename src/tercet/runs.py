@@ -1,12 +1,11 @@
-"""Run folders: the only place that reads and writes them.
+"""Run folders: the only module that reads and writes them.
 
 `<date>_<data>_<model>_<objective>_s<seed>_<hash>/` holds `settings.json`, `machine.json`, `metrics.jsonl` (append
-only), `ranks.npz`, a model that `tercet.load` takes, `log.txt` and, until it is finished, `state/`. The hash is of the
-settings and the data's checksum, not of the date: a finished folder with it is that run. `machine.json` is written
-last: without it a run is unfinished.
+only), `ranks.npz`, a model for `tercet.load`, `log.txt` and, until the run is finished, `state/`. The hash is of the
+settings and the checksum of the data, not of the date: it identifies the run. `machine.json` is written last: without
+it a run is unfinished.
 """
 
-import errno
 import hashlib
 import io
 import json
@@ -26,13 +25,14 @@ from typing import Any
 import numpy as np
 
 import tercet
+from tercet.storage import atomic_write, write_json
 
 SETTINGS, MACHINE, METRICS, RANKS = "settings.json", "machine.json", "metrics.jsonl", "ranks.npz"
 STATE, LOG, EVALUATION = "state", "log.txt", "evaluation.json"
 
 
 def make_root(root: Path) -> None:
-    """Before any training: a folder that cannot be written should be known at once."""
+    """Create the folder of run folders. Raises before any training if it is not writable."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".probe_", dir=root):
@@ -42,12 +42,13 @@ def make_root(root: Path) -> None:
 
 
 def run_hash(settings: dict[str, Any], data_checksum: str) -> str:
+    """Return the hash that identifies a run."""
     canonical = json.dumps({"settings": settings, "data": data_checksum}, sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:10]
 
 
 def find_run(root: Path, identity: str) -> Path | None:
-    """The finished folder of that hash, if there is one."""
+    """Return the finished folder with this hash, if there is one."""
     return next((folder for folder in _folders(root, identity) if is_finished(folder)), None)
 
 
@@ -59,7 +60,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any]) -> Path:
-    """The unfinished folder of that hash, or a new one."""
+    """Return the unfinished folder with this hash, or create one, and write its settings."""
     for folder in _folders(root, identity):
         if not is_finished(folder):
             break
@@ -73,38 +74,40 @@ def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any]) 
     return folder
 
 
-def empty_run(folder: Path, *, but: str) -> None:
-    """To begin anew; the file that keeps other processes out stays."""
-    for left in folder.iterdir():
-        if left.name not in (but, SETTINGS):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+def clear_run(folder: Path, *, keep: str) -> None:
+    """Remove everything but the settings and the file `keep` (the lock), to start over."""
+    for path in folder.iterdir():
+        if path.name not in (keep, SETTINGS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def has_begun(folder: Path) -> bool:
-    """Whether anything would be lost with the folder."""
+def has_started(folder: Path) -> bool:
+    """Whether removing the folder would lose work: a checkpoint or a finished run."""
     return (folder / STATE).exists() or is_finished(folder)
 
 
 def finish_run(folder: Path, conditions: dict[str, Any], *, seconds: float) -> None:
-    """From now on it is never written to again. What only a resume needed goes."""
-    finished = {"ended": "finished", "seconds": seconds, "finished": _now(), **conditions, **machine()}
-    write_json(folder / MACHINE, finished)
-    tidy_run(folder)
+    """Mark the run as finished: the folder is never written to again. Removes its checkpoints."""
+    content = {"ended": "finished", "seconds": seconds, "finished": _now(), **conditions, **machine()}
+    write_json(folder / MACHINE, content)
+    remove_checkpoints(folder)
 
 
-def tidy_run(folder: Path) -> None:
-    """What a finished run has no use for; a kill may have left it."""
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a finished run; a killed process may have left them."""
     shutil.rmtree(folder / STATE, ignore_errors=True)
 
 
 class MetricsFile:
-    """Lines of JSON; a resumed run takes back what was written after its checkpoint, and writes it again."""
+    """metrics.jsonl. A resumed run truncates it to its length at the checkpoint and writes the later lines again."""
 
     def __init__(self, folder: Path, length: int) -> None:
         self.file = folder / METRICS
         self.file.touch()
         if self.file.stat().st_size < length:
-            raise ValueError(f"{self.file} is shorter than it was: remove the folder {folder.name} and call again")
+            raise ValueError(
+                f"{self.file} is shorter than at the checkpoint: remove the folder {folder.name} and train it again"
+            )
         os.truncate(self.file, length)
         self.length = length
 
@@ -115,68 +118,38 @@ class MetricsFile:
         self.length += len(text.encode())
 
     def sync(self) -> None:
-        """Safely on disk: a checkpoint that is says how long this is."""
+        """Flush to disk: a checkpoint stores the length of this file, so it must not be newer than the file."""
         with self.file.open("rb") as stream:
             os.fsync(stream.fileno())
 
 
 def write_ranks(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write ranks.npz."""
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
-    write_safely(folder / RANKS, content.getvalue())
+    atomic_write(folder / RANKS, content.getvalue())
 
 
 def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np.ndarray]) -> Path:
-    """A folder named by what was evaluated, replaced where the same was evaluated before."""
-    named = ("protocol", "ties", "rerank", "models", "weights", "data", "split", "checksums")
-    asked = {name: content[name] for name in named}
+    """Write an evaluation to a folder named by its inputs; the same evaluation is overwritten. Return the JSON file."""
+    inputs = ("protocol", "ties", "rerank", "models", "weights", "data", "split", "checksums")
+    identity = {name: content[name] for name in inputs}
     name = "+".join(content["models"])[:120]
-    folder = root / f"{name}_{content['data']}_{content['split']}_{content['protocol']}_{run_hash(asked, '')}"
+    folder = root / f"{name}_{content['data']}_{content['split']}_{content['protocol']}_{run_hash(identity, '')}"
     make_root(folder)
     write_ranks(folder, ranks)
     write_json(folder / EVALUATION, content)
     return folder / EVALUATION
 
 
-def write_beside_runs(folder: Path, name: str, content: str | bytes) -> None:
-    """A file of a comparison, replaced in one step."""
+def write_artifact(folder: Path, name: str, content: str | bytes) -> None:
+    """Write a file of a comparison atomically."""
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_safely(folder / name, content.encode() if isinstance(content, str) else content)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    write_safely(path, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
-
-
-def write_safely(file: Path, data: bytes) -> None:
-    """Written beside, brought to the disk, then moved into place. On failure nothing is left of it."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, file)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ValueError(
-                f"{file}: the disk is full. What was written before is unharmed: make room and call again to go on"
-            ) from error
-        raise
-    _sync_folder(file.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that the name itself outlives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    atomic_write(folder / name, content.encode() if isinstance(content, str) else content)
 
 
 def read_lines(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl."""
     file = run / METRICS
     try:
         return [dict(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -185,7 +158,7 @@ def read_lines(run: Path) -> list[dict[str, Any]]:
 
 
 def read_final(run: Path) -> dict[str, Any]:
-    """The last line: metrics with the chosen weights, steps, pairs seen."""
+    """Return the last line: metrics with the selected weights, number of steps and of pairs seen."""
     final = [line for line in read_lines(run) if line.get("final")]
     if not final:
         raise ValueError(f"{run / METRICS} is damaged or missing: remove the folder {run.name} and train it again")
@@ -193,28 +166,28 @@ def read_final(run: Path) -> dict[str, Any]:
 
 
 def read_metrics(run: Path) -> dict[str, float]:
-    """On test, with the chosen weights; on validation where there is no test."""
+    """Return the metrics of the selected weights on test, or on validation if there is no test split."""
     return {name: value for name, value in read_final(run).items() if isinstance(value, float)}
 
 
 def read_validation(run: Path) -> list[dict[str, Any]]:
-    """One line an epoch."""
+    """Return the validation metrics, one line per epoch."""
     return [line for line in read_lines(run) if line.get("split") == "validation" and not line.get("final")]
 
 
 def read_counts(run: Path) -> list[dict[str, Any]]:
-    """Contributing samples over training, a line for every counted step."""
+    """Return the contributing-sample counts over training, one line per logged step."""
     return [line for line in read_lines(run) if "cocos" in line]
 
 
 def read_triplets(run: Path) -> dict[int, dict[str, list[float | None]]]:
-    """Epoch, counted from 1 -> triplets of its last batch."""
-    found: dict[int, dict[str, list[float | None]]]
-    found = {line.get("epoch", 0): line["triplets"] for line in read_lines(run) if "triplets" in line}
-    for each in found.values():
-        if not isinstance(each, dict) or len({len(each.get(part, ())) for part in ("s_p", "i2t", "t2i")}) != 1:
-            raise ValueError(f"{run / METRICS} is damaged: its triplets are not s_p, i2t and t2i of one length")
-    return found
+    """Return epoch, counted from 1 -> triplets of its last batch."""
+    by_epoch: dict[int, dict[str, list[float | None]]]
+    by_epoch = {line.get("epoch", 0): line["triplets"] for line in read_lines(run) if "triplets" in line}
+    for triplets in by_epoch.values():
+        if not isinstance(triplets, dict) or len({len(triplets.get(key, ())) for key in ("s_p", "i2t", "t2i")}) != 1:
+            raise ValueError(f"{run / METRICS} is damaged: its triplets are not s_p, i2t and t2i of equal length")
+    return by_epoch
 
 
 def read_machine(run: Path) -> dict[str, Any]:
@@ -243,11 +216,12 @@ def _read_json(file: Path, run: Path) -> dict[str, Any]:
 
 
 def final_split(run: Path) -> str:
-    """What `read_metrics` is of."""
+    """Return the split of `read_metrics`."""
     return str(read_lines(run)[-1].get("split", "nothing"))
 
 
 def machine() -> dict[str, Any]:
+    """Return versions, commit and thread count, for the record."""
     import torch
 
     return {
@@ -260,26 +234,26 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Of the source that runs, where it is a checkout; with a + where it was changed since."""
-    here = Path(tercet.__file__).parent
+    """Return the commit of the running source if it is a git checkout, with a + if it has uncommitted changes."""
+    source = Path(tercet.__file__).parent
     try:
-        found = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+        result = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
             capture_output=True,
             text=True,
             timeout=10,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return result.stdout.strip() or None
 
 
 def without_nan(value: Any) -> Any:
-    """Not a number is null in JSON, such as the mean over no queries."""
+    """Replace NaN and infinity, such as the mean over no queries, by None: JSON has only null."""
     if isinstance(value, dict):
-        return {name: without_nan(part) for name, part in value.items()}
+        return {name: without_nan(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [without_nan(part) for part in value]
+        return [without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

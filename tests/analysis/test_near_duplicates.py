@@ -1,9 +1,9 @@
-"""Captions that say almost the same, and hardest negatives that carry one."""
+"""Near-duplicate captions, and hardest negatives that are near-duplicates."""
 
 import pytest
 import torch
 
-from tercet.analysis.near_duplicates import hardest_is_duplicate, nearly_equal, words_of
+from tercet.analysis.near_duplicates import hardest_is_duplicate, is_near_duplicate, words_of
 
 
 @pytest.mark.parametrize(
@@ -18,21 +18,21 @@ from tercet.analysis.near_duplicates import hardest_is_duplicate, nearly_equal, 
     ],
 )
 def test_captions_of_nearly_the_same_words(one, other, expected):
-    assert nearly_equal(words_of(one), words_of(other)) is expected
-    assert nearly_equal(words_of(other), words_of(one)) is expected
+    assert is_near_duplicate(words_of(one), words_of(other)) is expected
+    assert is_near_duplicate(words_of(other), words_of(one)) is expected
 
 
-def test_the_hardest_negative_of_both_directions_is_held_against_the_query():
+def test_the_hardest_negative_of_both_directions_is_compared_with_the_query():
     captions = [words_of(text) for text in ("a red dog", "a dog, red", "a blue car")]
-    of_images = [[caption] for caption in captions]
+    image_captions = [[caption] for caption in captions]
     similarity = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.9, 0.7], [0.3, 0.1, 0.9]])
-    found = hardest_is_duplicate(similarity, torch.eye(3, dtype=torch.bool), captions, of_images)
-    # Image 0 has caption 1, its double; image 1 has caption 2; image 2 has caption 0. Caption 0 has image 2; caption 1
-    # has image 0, whose caption it doubles; caption 2 has image 1.
-    assert found.tolist() == [True, False, False, False, True, False]
+    duplicates = hardest_is_duplicate(similarity, torch.eye(3, dtype=torch.bool), captions, image_captions)
+    # Hardest captions: image 0 -> caption 1 (a duplicate), image 1 -> caption 2, image 2 -> caption 0.
+    # Hardest images: caption 0 -> image 2, caption 1 -> image 0 (a duplicate), caption 2 -> image 1.
+    assert duplicates.tolist() == [True, False, False, False, True, False]
 
 
-def test_what_is_ignored_is_no_hardest_negative():
+def test_an_ignored_pair_is_not_a_hardest_negative():
     captions = [words_of(text) for text in ("a red dog", "a dog, red", "a blue car")]
     similarity = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.9, 0.7], [0.3, 0.1, 0.9]])
     ignored = torch.zeros(3, 3, dtype=torch.bool)
@@ -43,6 +43,6 @@ def test_what_is_ignored_is_no_hardest_negative():
 
 def test_all_captions_of_an_image_count():
     captions = [words_of("something else"), words_of("a blue car")]
-    of_images = [[captions[0], words_of("a car, blue")], [captions[1]]]
-    found = hardest_is_duplicate(torch.zeros(2, 2), torch.eye(2, dtype=torch.bool), captions, of_images)
-    assert found.tolist() == [True, False, False, True]
+    image_captions = [[captions[0], words_of("a car, blue")], [captions[1]]]
+    duplicates = hardest_is_duplicate(torch.zeros(2, 2), torch.eye(2, dtype=torch.bool), captions, image_captions)
+    assert duplicates.tolist() == [True, False, False, True]

@@ -1,4 +1,4 @@
-"""The whole job as a function: train, tune, test, tables, report, and the page in a real browser."""
+"""`tercet.compare` end to end: training, tuning, tests, tables, report, and the report in a browser."""
 
 import json
 import re
@@ -12,13 +12,12 @@ from PIL import Image
 from rich.console import Console
 
 import tercet
-from tercet.comparison.live import LiveTable, key_of
-from tercet.comparison.plan import Plan
+from tercet.comparison.live_table import LiveTable, run_label
+from tercet.comparison.lr_search import TUNING_SEED
+from tercet.comparison.plan import PlannedRun
 from tercet.comparison.results import Results
-from tercet.comparison.tuning import TUNING_SEED
-from tercet.training.config import train_settings
-from tercet.training.mine_settings import MineSettings
-from tercet.training.mining import mine_table
+from tercet.training.mine_run import mine_table
+from tercet.training.settings import MineSettings, train_settings
 
 SMALL = {"data": "scenes:300", "epochs": 2, "seeds": 2}
 
@@ -26,12 +25,12 @@ SMALL = {"data": "scenes:300", "epochs": 2, "seeds": 2}
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
     root = tmp_path_factory.mktemp("compare") / "runs"
-    made = tercet.compare(objectives=("nt-xent", "smooth-ap", "triplet"), runs=root, **SMALL)
-    made.save()
-    return made
+    result = tercet.compare(objectives=("nt-xent", "smooth-ap", "triplet"), runs=root, **SMALL)
+    result.save()
+    return result
 
 
-def test_every_format_is_written_and_says_the_same(comparison):
+def test_every_format_is_written_with_the_same_numbers(comparison):
     files = {file.name for file in comparison.folder.iterdir()}
     assert files == {"tables.md", "tables.tex", "runs.csv", "comparison.json", "report.html", "figures"}
     document = json.loads((comparison.folder / "comparison.json").read_text())
@@ -39,10 +38,10 @@ def test_every_format_is_written_and_says_the_same(comparison):
     for name in ("tables.md", "tables.tex", "report.html"):
         assert f"{mean:.1f}" in (comparison.folder / name).read_text()
     assert document["verdict"] in (comparison.folder / "tables.md").read_text()
-    seen = {name: {run["pairs_seen"] for run in runs} for name, runs in document["results"].items()}
+    pairs_seen = {name: {run["pairs_seen"] for run in runs} for name, runs in document["results"].items()}
     assert {run["steps"] for runs in document["results"].values() for run in runs} == {22}
-    assert seen["nt-xent"] == {22 * 128}
-    assert seen["smooth-ap"] == {22 * 128 * 5}
+    assert pairs_seen["nt-xent"] == {22 * 128}
+    assert pairs_seen["smooth-ap"] == {22 * 128 * 5}
 
 
 def test_figures_come_as_png_and_svg(comparison):
@@ -60,75 +59,77 @@ def test_the_same_bytes_twice(comparison):
         assert file.read_bytes() == content, file.name
 
 
-def test_the_page_needs_no_network(comparison):
+def test_the_report_needs_no_network(comparison):
     page = (comparison.folder / "report.html").read_text()
-    outside = [place for place in re.findall(r'(?:src|href)="([^"]*)"', page) if not place.startswith(("#", "data:"))]
-    assert all(re.fullmatch(r"figures/\w+\.(png|svg)", place) for place in outside)
+    links = [link for link in re.findall(r'(?:src|href)="([^"]*)"', page) if not link.startswith(("#", "data:"))]
+    assert all(re.fullmatch(r"figures/\w+\.(png|svg)", link) for link in links)
     assert "<script" not in page
     assert "url(http" not in page
     assert page.count("data:image/jpeg") > 20
 
 
-def test_names_may_hold_any_sign_and_an_edited_objective_is_noticed(tmp_path):
+def test_names_may_contain_any_character_and_an_edited_objective_is_detected(tmp_path):
     odd = tmp_path / "_we$ir_{d$ <b>[red] & x.py"
     odd.write_text("def own(S, positives):\n    return -positives.to(S.dtype)\n")
-    made = tercet.compare(objectives=("nt-xent", f"{odd}:own"), runs=tmp_path / "runs", **SMALL)
-    page = made.save().read_text()
+    result = tercet.compare(objectives=("nt-xent", f"{odd}:own"), runs=tmp_path / "runs", **SMALL)
+    page = result.save().read_text()
     assert "<b>[red]" not in page
     assert "_we$ir_{d$ &lt;b&gt;[red] &amp; x.py:own" in page
-    folder = next(iter(made.results.runs["nt-xent"].values())).folder
-    live = LiveTable(Console(stderr=True), Results((), {}), 1, metric="rsum", what="runs")
-    plan = Plan(made.results.contestants[0], train_settings({"seed": 0}))
-    live.marks[key_of(plan)] = "another"
+    folder = next(iter(result.results.runs["nt-xent"].values())).folder
+    live = LiveTable(Console(stderr=True), Results((), {}), 1, metric="rsum", title="runs")
+    plan = PlannedRun(result.results.variants[0], train_settings({"seed": 0}))
+    live.run_ids[run_label(plan)] = "another"
     live.finished(plan, folder)
-    assert "was changed meanwhile" in live.failures[0].why
+    assert "changed during the run" in live.failures[0].why
 
 
-def test_what_cannot_be_compared_is_refused_before_training(tmp_path):
+def test_data_that_cannot_be_compared_is_rejected_before_training(tmp_path):
     lines = ["filepath,title,split", *(f"{n}.jpg,text {n},train" for n in range(40))]
     (tmp_path / "none.csv").write_text("\n".join(lines) + "\n")
     (tmp_path / "one.csv").write_text("\n".join([*lines, "40.jpg,text 40,test"]) + "\n")
     for image in range(41):
         noise = np.random.default_rng(image).integers(0, 256, (32, 32, 3), dtype=np.uint8)
         Image.fromarray(noise).save(tmp_path / f"{image}.jpg")
-    given = {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
+    settings = {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
     for name, message, more in (
         ("none.csv", "neither a test nor a validation split", {}),
-        ("one.csv", "at least 2", {}),
+        ("one.csv", "significance tests need at least 2 held-out images, got 1", {}),
     ):
         with pytest.raises(ValueError, match=message):
-            tercet.compare(data=str(tmp_path / name), objectives="nt-xent", **given, **more)
+            tercet.compare(data=str(tmp_path / name), objectives="nt-xent", **settings, **more)
     assert not list((tmp_path / "runs").glob("2*"))
 
 
-def test_a_table_of_other_data_is_refused_before_training(tmp_path):
+def test_a_mined_table_of_other_data_is_rejected_before_training(tmp_path):
     run = tercet.train(data="scenes:70", epochs=1, batch_size=50, runs=tmp_path / "first").folder
     mine_table(MineSettings(run, "scenes:70", tmp_path / "table", top_captions=9, top_images=4))
-    asked = ("compare", "scenes:60", "--grid", "aoq", "--mined", str(tmp_path / "table"), "--seeds", "1")
+    arguments = ("compare", "scenes:60", "--grid", "aoq", "--mined", str(tmp_path / "table"), "--seeds", "1")
     done = subprocess.run(
-        [sys.executable, "-m", "tercet.cli", *asked, "--epochs", "1"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "tercet", *arguments, "--epochs", "1"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "was mined from other data than scenes" in line
+    assert "was mined from another dataset than scenes" in line
     assert not list((tmp_path / "runs").glob("2*"))
 
 
-def test_a_refused_run_says_why(tmp_path):
-    made = tercet.compare(
+def test_a_rejected_run_gives_the_reason(tmp_path):
+    result = tercet.compare(
         data="scenes:60", objectives=("triplet",), train={"batch_size": 4000}, seeds=1, runs=tmp_path / "runs"
     )
-    assert [failure.why for failure in made.results.failures] == ["300 items do not fill one batch of 4000"]
+    assert [failure.why for failure in result.results.failures] == ["300 items do not fill one batch of 4000"]
 
 
-def test_tuning_gives_everybody_the_same_choice(tmp_path):
-    made = tercet.compare(
+def test_tuning_searches_the_same_learning_rates_for_all(tmp_path):
+    result = tercet.compare(
         objectives=("nt-xent", "triplet"), tune="lr", tune_factors=(0.01, 1.0), runs=tmp_path / "runs", **SMALL
     )
-    assert {rate for tuned in made.tuned.values() for rate in tuned.validation} == {1e-5, 1e-3}
-    assert {tuned.chosen for tuned in made.tuned.values()} == {1e-3}  # a hundredth learns next to nothing
-    assert all(seed != TUNING_SEED for runs in made.results.runs.values() for seed in runs)
-    assert "chosen on validation out of the same multiples" in made.verdict
+    assert {rate for tuned in result.tuned.values() for rate in tuned.validation} == {1e-5, 1e-3}
+    assert {tuned.chosen for tuned in result.tuned.values()} == {
+        1e-3
+    }  # at a hundredth of the rate hardly anything is learned
+    assert all(seed != TUNING_SEED for runs in result.results.runs.values() for seed in runs)
+    assert "selected on validation from the same multiples" in result.verdict
     assert len(list((tmp_path / "runs").glob("2*"))) == 2 * (2 + 2)
 
 
@@ -137,35 +138,35 @@ def test_protocols_get_a_table_each_and_are_checked_before_training(tmp_path, co
         tercet.compare(objectives="nt-xent", protocols="flickr-1k", runs=tmp_path / "runs", **SMALL)
     assert not list((tmp_path / "runs").glob("2*"))
     again = tercet.compare(objectives=("nt-xent",), protocols="custom", runs=comparison.settings.runs, **SMALL)
-    own, named = again.tables()[:2]
-    assert named.title.startswith("custom, ")
-    assert named.rows == own.rows
+    default, custom = again.tables()[:2]
+    assert custom.title.startswith("custom, ")
+    assert custom.rows == default.rows
 
 
-def test_ones_own_pictures_in_one_call(tmp_path):
-    """A CSV with photos: features once, heads, report with the photos in it."""
+def test_a_csv_of_images_in_one_call(tmp_path):
+    """Features are extracted once; the report contains the images."""
     from tercet.data.scenes import scenes
 
     lines = ["filepath,title,split"]
     for split, count in (("train", 60), ("val", 12), ("test", 12)):
-        made = scenes(split, count).as_split()
-        for image, name in enumerate(made.image_names):
-            made.pictures.open(image).save(tmp_path / name)
-            lines += [f'{name},"{made.texts[5 * image + k]}",{split}' for k in range(3)]
+        generated = scenes(split, count).as_split()
+        for image, name in enumerate(generated.image_names):
+            generated.image_files.open(image).save(tmp_path / name)
+            lines += [f'{name},"{generated.texts[5 * image + k]}",{split}' for k in range(3)]
     (tmp_path / "photos.csv").write_text("\n".join(lines) + "\n")
-    given = {"data": str(tmp_path / "photos.csv"), "seeds": 1, "epochs": 1, "train": {"batch_size": 30}}
-    given |= {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
-    found = tercet.compare(objectives=("nt-xent", "triplet"), **given)
-    assert (found.save()).read_text().count("data:image/jpeg") > 5
+    settings = {"data": str(tmp_path / "photos.csv"), "seeds": 1, "epochs": 1, "train": {"batch_size": 30}}
+    settings |= {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
+    result = tercet.compare(objectives=("nt-xent", "triplet"), **settings)
+    assert result.save().read_text().count("data:image/jpeg") > 5
     (features,) = (tmp_path / "runs" / "features").iterdir()
     stamp = (features / "train_ims.npy").stat().st_mtime_ns
-    tercet.compare(objectives=("nt-xent",), **given)
+    tercet.compare(objectives=("nt-xent",), **settings)
     assert (features / "train_ims.npy").stat().st_mtime_ns == stamp
 
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run")
 
-# Of every text on the page the contrast with what is behind it (WCAG), the least one and where it is.
+# The lowest contrast of a text with its background (WCAG), and where it is.
 CONTRAST = """() => {
   const parse = c => c.match(/[\\d.]+/g).map(Number);
   const linear = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
@@ -188,7 +189,7 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1280, "light"), (1280, "dark")])
-def test_the_page_in_a_browser(comparison, width, scheme):
+def test_the_report_in_a_browser(comparison, width, scheme):
     browser_file = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_file is None:
         pytest.skip("no browser on this machine: apt-get install chromium")
@@ -197,14 +198,14 @@ def test_the_page_in_a_browser(comparison, width, scheme):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_file, args=list(ARGUMENTS))
         page = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
-        said, asked = [], []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        messages, requests = [], []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto((comparison.folder / "report.html").resolve().as_uri())
-        assert said == []
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing sticks out
+        assert messages == []
+        assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing overflows
         assert page.evaluate(CONTRAST)[0] >= 4.5, page.evaluate(CONTRAST)
         assert page.evaluate("[...document.images].every(i => i.alt && i.naturalWidth > 0)")
         assert page.evaluate("[...document.querySelectorAll('svg')].every(s => s.getAttribute('aria-label'))")

@@ -1,57 +1,68 @@
-"""Every run of a comparison makes the same number of steps."""
+"""Every run of a comparison is trained for the same number of steps."""
 
 import pytest
 
-from tercet.comparison.contestants import contestants_of
-from tercet.comparison.plan import common_settings, make_all_ready, plan_of
-from tercet.comparison.settings import settings_of
-from tercet.comparison.tuning import trials
-from tercet.training.loop import Loop
-from tercet.training.report import Report
-from tercet.training.run import chosen_device, resolve
+from tercet.comparison.lr_search import trials
+from tercet.comparison.plan import common_settings, plan_run, prepare_all
+from tercet.comparison.settings import make_settings
+from tercet.comparison.variants import make_variants
+from tercet.training.progress import RunProgress
+from tercet.training.train import Loop, resolve, select_device
 
 
-def planned(tmp_path, **given):
-    settings = settings_of({"data": "scenes:300", "runs": tmp_path, **given})
-    contestants = contestants_of(settings)
+def make_plans(tmp_path, **overrides):
+    settings = make_settings({"data": "scenes:300", "runs": tmp_path, **overrides})
+    variants = make_variants(settings)
     common = common_settings(settings, settings.data)
-    readies = make_all_ready(contestants, common)
-    return {each.name: plan_of(each, 0, common, readies) for each in contestants}, readies
+    prepared_datasets = prepare_all(variants, common)
+    return {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}, prepared_datasets
 
 
-def loop_of(plan, ready, tmp_path):
+def loop_of(plan, prepared, tmp_path):
     main, _, _ = resolve(plan.settings)
     return Loop(
-        ready.model(plan.settings), ready.train, (main, main), plan.settings, tmp_path, Report(), chosen_device("cpu")
+        prepared.model(plan.settings),
+        prepared.train,
+        (main, main),
+        plan.settings,
+        tmp_path,
+        RunProgress(),
+        select_device("cpu"),
     )
 
 
-def test_other_batches_make_as_many_steps(tmp_path):
-    objectives = ("triplet-sh", "smooth-ap", "nt-xent:captions_each=2", "nt-xent:batch_size=50", "nt-xent:accumulate=2")
-    plans, readies = planned(tmp_path, objectives=objectives, epochs=3)
-    loops = {name: loop_of(plan, readies["heads"], tmp_path) for name, plan in plans.items()}
+def test_other_batch_sizes_take_the_same_number_of_steps(tmp_path):
+    objectives = (
+        "triplet-sh",
+        "smooth-ap",
+        "nt-xent:captions_per_image=2",
+        "nt-xent:batch_size=50",
+        "nt-xent:grad_accum_steps=2",
+    )
+    plans, prepared_datasets = make_plans(tmp_path, objectives=objectives, epochs=3)
+    loops = {name: loop_of(plan, prepared_datasets["heads"], tmp_path) for name, plan in plans.items()}
     assert {loop.total for loop in loops.values()} == {3 * (300 * 5 // 128)}
-    assert plans["smooth-ap"].settings.captions_each == 5
+    assert plans["smooth-ap"].settings.captions_per_image == 5
     assert plans["triplet-sh"].settings.epoch_steps is None
 
 
-def test_an_epoch_of_steps_goes_on_where_the_last_one_ended(tmp_path):
-    plans, readies = planned(tmp_path, objectives=("nt-xent:batch_size=100,epoch_steps=4",), epochs=4)
-    loop = loop_of(next(iter(plans.values())), readies["heads"], tmp_path)
-    made = [meeting for epoch in range(4) for meeting in loop._meetings(epoch)]
-    passes = [meeting for number in range(2) for meeting in loop._pass(number)]
-    assert len(made) == 16
-    assert [each.captions.tolist() for each in made[:15]] == [each.captions.tolist() for each in passes[:15]]
-    assert sorted(caption for each in made[:15] for caption in each.captions.tolist()) == list(range(1500))
+def test_an_epoch_of_steps_continues_after_the_last_batch_of_the_previous_one(tmp_path):
+    plans, prepared_datasets = make_plans(tmp_path, objectives=("nt-xent:batch_size=100,epoch_steps=4",), epochs=4)
+    loop = loop_of(next(iter(plans.values())), prepared_datasets["heads"], tmp_path)
+    batches = [indices for epoch in range(4) for indices in loop._index_batches(epoch)]
+    passes = [indices for number in range(2) for indices in loop._pass(number)]
+    assert len(batches) == 16
+    assert [batch.captions.tolist() for batch in batches[:15]] == [batch.captions.tolist() for batch in passes[:15]]
+    assert sorted(caption for batch in batches[:15] for caption in batch.captions.tolist()) == list(range(1500))
 
 
-def test_a_row_may_ask_for_its_own_number_of_captions(tmp_path):
-    plans, _ = planned(tmp_path, objectives=("smooth-ap:captions_each=1",))
-    assert next(iter(plans.values())).settings.captions_each == 1
+def test_a_row_may_set_its_own_captions_per_image(tmp_path):
+    plans, _ = make_plans(tmp_path, objectives=("smooth-ap:captions_per_image=1",))
+    assert next(iter(plans.values())).settings.captions_per_image == 1
 
 
 def test_every_objective_tries_the_same_multiples_with_an_unreported_seed(tmp_path):
-    plans, _ = planned(tmp_path, objectives=("triplet", "nt-xent:learning_rate=0.01"))
+    plans, _ = make_plans(tmp_path, objectives=("triplet", "nt-xent:learning_rate=0.01"))
     for plan, rates in zip(plans.values(), ([3e-4, 1e-3, 3e-3], [3e-3, 1e-2, 3e-2]), strict=True):
         tried = trials(plan, (0.3, 1.0, 3.0))
         assert [trial.settings.learning_rate for trial in tried] == pytest.approx(rates, rel=1e-12)

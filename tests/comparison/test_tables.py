@@ -1,4 +1,4 @@
-"""Tables say what the numbers say, in every format."""
+"""Tables contain the right numbers in every format."""
 
 import csv
 import io
@@ -6,34 +6,34 @@ import io
 import pytest
 from rich.console import Console
 
-from tercet.comparison.judgement import judge
-from tercet.comparison.tables import cost_table, csv_of, goal_tables, pairs_table, recalls_table
-from tercet.objectives.goal import PAIR_WEIGHTS, TRIPLET_WEIGHTS
-from tercet.pages.table import Cell, Table
-from tests.comparison.made import made_results
+from tercet.comparison.results import pairwise_tests
+from tercet.comparison.tables import cost_table, goal_tables, pairs_table, recalls_table, runs_csv
+from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
+from tercet.reporting.table_formats import Cell, Table
+from tests.comparison.written_results import make_results
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    return made_results(tmp_path_factory.mktemp("runs"), {"good": 6.0, "bad_one": 1.0})
+    return make_results(tmp_path_factory.mktemp("runs"), {"good": 6.0, "bad_one": 1.0})
 
 
 def test_cells_are_mean_and_standard_deviation_and_the_best_is_bold(results):
-    numbers = results.numbers("good", "rsum")
-    mean, spread = sum(numbers) / 3, (sum((n - sum(numbers) / 3) ** 2 for n in numbers) / 2) ** 0.5
+    values = results.per_seed("good", "rsum")
+    mean, spread = sum(values) / 3, (sum((n - sum(values) / 3) ** 2 for n in values) / 2) ** 0.5
     table = recalls_table(results, results.ordered("rsum"))
     assert "mean ± std (n-1) over 3 seeds" in table.title
     assert table.rows[0][0] == "good"
     assert table.rows[0][1][-1] == Cell(f"{mean:.1f}±{spread:.1f}", True)
     assert not any(cell.best for cell in table.rows[1][1])
-    shown = Console(width=80, record=True, file=io.StringIO())
-    shown.print(table.terminal())
-    assert all(len(line) <= 80 for line in shown.export_text().splitlines())
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table.terminal())
+    assert all(len(line) <= 80 for line in console.export_text().splitlines())
 
 
-def test_one_seed_shows_no_spread(tmp_path):
-    table = recalls_table(made_results(tmp_path, {"a": 3.0}, seeds=1), ["a"])
-    assert "no spread is known" in table.title
+def test_one_seed_has_no_standard_deviation(tmp_path):
+    table = recalls_table(make_results(tmp_path, {"a": 3.0}, seeds=1), ["a"])
+    assert "one seed, no standard deviation" in table.title
     assert "±" not in table.rows[0][1][0].text
 
 
@@ -48,21 +48,21 @@ def test_markdown_latex_and_html_hold_any_name():
 def test_costs_and_every_run_in_csv(results):
     costs = cost_table(results, ["good"])
     assert [cell.text for cell in costs.rows[0][1]] == ["100", "12,800", "0.001", "25 %", "1.0", "12"]
-    lines = list(csv.DictReader(io.StringIO(csv_of(results, ["good", "bad_one"]))))
+    lines = list(csv.DictReader(io.StringIO(runs_csv(results, ["good", "bad_one"]))))
     assert len(lines) == 6
     assert float(lines[0]["rsum"]) == results.runs["good"][0].metrics["rsum"]
     assert lines[0]["clipped_share"] == "0.25"
 
 
 def test_pairs_show_their_tests(results):
-    table = pairs_table(judge(results, "rsum"))
+    table = pairs_table(pairwise_tests(results, "rsum"))
     assert table.rows[0][0] == "good - bad_one"
     assert table.rows[0][1][0].best
 
 
 def test_goals_grid_is_five_by_three(tmp_path):
     names = {f"{T}/{P}": 2.0 + n for n, (T, P) in enumerate((T, P) for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS)}
-    results = made_results(tmp_path, names, seeds=2, images=30)
+    results = make_results(tmp_path, names, seeds=2, images=30)
     tables = goal_tables(results)
     assert len(tables) == 3
     for table in tables:
@@ -70,4 +70,4 @@ def test_goals_grid_is_five_by_three(tmp_path):
         assert [row[0] for row in table.rows] == list(PAIR_WEIGHTS)
     sig_cir = tables[2].rows[list(PAIR_WEIGHTS).index("sig")][1][list(TRIPLET_WEIGHTS).index("cir")]
     assert sig_cir.text.startswith(f"{results.mean('cir/sig', 'rsum'):.1f}")
-    assert goal_tables(made_results(tmp_path / "x", {"con/con": 1.0})) == []
+    assert goal_tables(make_results(tmp_path / "x", {"con/con": 1.0})) == []

@@ -1,4 +1,4 @@
-"""Bad input, one by one: an error that names the place, or with skip_bad a listed skip; never a silent drop."""
+"""Bad input: an error that names the location, or with skip_bad a listed skip; never a silent drop."""
 
 import contextlib
 import io
@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from PIL import Image, features
 
 from tercet.data.formats import FORMATS, open_data
-from tercet.data.pictures import PictureFile, open_picture
-from tests.data.sets import PLAIN, WRITERS, picture, plain, write_csv, write_folder, write_karpathy, write_pictures
+from tercet.data.image_io import ImageFile, open_image
+from tests.data.small_datasets import (
+    PLAIN,
+    WRITERS,
+    image_bytes,
+    plain,
+    write_csv,
+    write_folder,
+    write_images,
+    write_karpathy,
+)
 
 
 def bomb() -> bytes:
@@ -31,38 +40,38 @@ def bomb() -> bytes:
     )
 
 
-BAD_PICTURES = {
-    "truncated": (picture()[:-150], "damaged or unfit image"),
-    "zero bytes": (b"", "the file is empty"),
-    "text": (b"I am no picture at all", "not an image that Pillow knows"),
+BAD_IMAGES = {
+    "truncated": (image_bytes()[:-150], "damaged or unsupported image"),
+    "zero bytes": (b"", "empty file"),
+    "text": (b"this is not an image", "not an image format that Pillow can read"),
     "bomb": (bomb(), "pixels"),
-    "cut header": (picture()[:20], "image"),
+    "cut header": (image_bytes()[:20], "image"),
 }
 
 
-@pytest.mark.parametrize("name", BAD_PICTURES)
-def test_bad_pictures_are_named(name, tmp_path):
-    content, message = BAD_PICTURES[name]
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_bad_images_are_named(name, tmp_path):
+    content, message = BAD_IMAGES[name]
     file = tmp_path / "bad.jpg"
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=message) as told:
-        open_picture(PictureFile(file))
-    assert str(file) in str(told.value)
+    with pytest.raises(ValueError, match=message) as error:
+        open_image(ImageFile(file))
+    assert str(file) in str(error.value)
 
 
-def test_sixteen_bits_of_grey_keep_their_shades_and_fractions_are_refused(tmp_path):
+def test_16_bit_grey_is_scaled_and_float_images_are_rejected(tmp_path):
     shades = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
     Image.fromarray(shades).save(tmp_path / "x.png")
-    opened = np.asarray(open_picture(PictureFile(tmp_path / "x.png")))[..., 0]
+    opened = np.asarray(open_image(ImageFile(tmp_path / "x.png")))[..., 0]
     assert np.array_equal(opened, shades >> 8)
     Image.fromarray(np.linspace(0, 1, 16, dtype=np.float32).reshape(4, 4)).save(tmp_path / "x.tiff")
-    with pytest.raises(ValueError, match=r"x\.tiff: .*fractions"):
-        open_picture(PictureFile(tmp_path / "x.tiff"))
+    with pytest.raises(ValueError, match=r"x\.tiff: .*float images \(mode F\) are not supported"):
+        open_image(ImageFile(tmp_path / "x.tiff"))
 
 
-def test_a_missing_picture_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"gone\.jpg: cannot be read: No such file"):
-        open_picture(PictureFile(tmp_path / "gone.jpg"))
+def test_a_missing_image_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"gone\.jpg: cannot read the file: No such file"):
+        open_image(ImageFile(tmp_path / "gone.jpg"))
 
 
 @settings(max_examples=200, deadline=None)
@@ -72,50 +81,50 @@ def test_a_missing_picture_is_named(tmp_path):
     value=st.integers(0, 255),
     cut=st.integers(0, 700),
 )
-def test_a_damaged_picture_opens_or_is_a_value_error(kind, position, value, cut):
+def test_a_damaged_image_opens_or_is_a_value_error(kind, position, value, cut):
     if kind in ("WEBP", "AVIF") and not features.check(kind.lower()):
         kind = "PNG"
     stream = io.BytesIO()
-    Image.open(io.BytesIO(picture(3))).save(stream, format=kind)
+    Image.open(io.BytesIO(image_bytes(3))).save(stream, format=kind)
     content = bytearray(stream.getvalue())
     content[position % len(content)] = value
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.jpg"
         file.write_bytes(bytes(content[: max(1, cut % (len(content) + 1))]))
         with contextlib.suppress(ValueError):
-            assert open_picture(PictureFile(file)).mode == "RGB"
+            assert open_image(ImageFile(file)).mode == "RGB"
 
 
-def test_pictures_come_upright_and_in_rgb(tmp_path):
+def test_images_come_upright_and_in_rgb(tmp_path):
     stream = io.BytesIO()
     exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
+    exif[0x0112] = 6  # rotated by 90 degrees
     Image.new("L", (8, 4), 77).save(stream, format="JPEG", exif=exif)
     (tmp_path / "x.jpg").write_bytes(stream.getvalue())
-    opened = open_picture(PictureFile(tmp_path / "x.jpg"))
+    opened = open_image(ImageFile(tmp_path / "x.jpg"))
     assert opened.size == (4, 8)
     assert opened.mode == "RGB"
 
 
-def spoil_json(change):
-    def spoil(folder):
+def corrupt_json(change):
+    def corrupt(folder):
         file = write_karpathy(PLAIN, folder)
         content = json.loads(file.read_text())
         change(content["images"])
         file.write_text(json.dumps(content))
         return file
 
-    return spoil
+    return corrupt
 
 
 def missing_image(folder):
-    write_pictures(PLAIN, folder / "images")
+    write_images(PLAIN, folder / "images")
     (folder / "images" / "b.jpg").unlink()
     return write_karpathy(PLAIN, folder)
 
 
-def bytes_in(writer, old: bytes, new: bytes, file: str | None = None):
-    def spoil(folder):
+def replace_bytes(writer, old: bytes, new: bytes, file: str | None = None):
+    def corrupt(folder):
         path = writer(PLAIN, folder)
         target = path / file if file else path
         content = target.read_bytes()
@@ -123,86 +132,96 @@ def bytes_in(writer, old: bytes, new: bytes, file: str | None = None):
         target.write_bytes(content.replace(old, new, 1))
         return path
 
-    return spoil
+    return corrupt
 
 
-def lost_text(folder):
+def missing_caption_file(folder):
     path = write_folder(PLAIN, folder)
     (path / "train" / "b.txt").unlink()
     return path
 
 
-def lost_picture(folder):
+def caption_file_without_image(folder):
     path = write_folder(PLAIN, folder)
     (path / "train" / "b.jpg").unlink()
     return path
 
 
-# what is wrong -> how it comes to be so, what is said, how many images and captions are left of 6 and 11
-FAULTS = {
-    "missing image": (missing_image, r"images\[1\]: there is no image file b\.jpg in .*images", 5, 10),
+# name -> function that writes the bad data, message, valid images of 6, valid captions of 11
+BAD_ITEMS = {
+    "missing image": (missing_image, r"images\[1\]: no image file b\.jpg in .*images", 5, 10),
     "non-UTF-8 line": (
-        bytes_in(WRITERS["precomp"], "naïve".encode(), b"na\xefve", "test_caps.txt"),
+        replace_bytes(WRITERS["precomp"], "naïve".encode(), b"na\xefve", "test_caps.txt"),
         r"test_caps\.txt, line 3: not UTF-8 \(byte 0xef at column 3\)",
         6,
         10,
     ),
     "non-UTF-8 line of a table": (
-        bytes_in(write_csv, "naïve".encode(), b"na\xefve"),
+        replace_bytes(write_csv, "naïve".encode(), b"na\xefve"),
         r"pairs\.csv, line 12: not UTF-8",
         6,
         10,
     ),
     "empty caption": (
-        bytes_in(WRITERS["precomp"], b"two cats", b"", "train_caps.txt"),
+        replace_bytes(WRITERS["precomp"], b"two cats", b"", "train_caps.txt"),
         r"train_caps\.txt, line 3: empty caption",
         5,
         10,
     ),
     "empty caption in JSON": (
-        spoil_json(lambda images: images[0]["sentences"][1].update(raw="  ")),
+        corrupt_json(lambda images: images[0]["sentences"][1].update(raw="  ")),
         r"images\[0\], image a\.jpg: empty caption",
         6,
         10,
     ),
-    "empty caption in a table": (bytes_in(write_csv, b"two cats", b" "), r"line 4, image b\.jpg: empty caption", 5, 10),
+    "empty caption in a table": (
+        replace_bytes(write_csv, b"two cats", b" "),
+        r"line 4, image b\.jpg: empty caption",
+        5,
+        10,
+    ),
     "a caption that is no text": (
-        spoil_json(lambda images: images[0]["sentences"][1].update(raw=7)),
-        "a caption must be text, got int",
+        corrupt_json(lambda images: images[0]["sentences"][1].update(raw=7)),
+        "expected a caption string, got int",
         6,
         10,
     ),
     "an id twice": (
-        spoil_json(lambda images: images[1].update(filename="a.jpg")),
-        r"images\[1\]: image a\.jpg comes twice in the split train",
+        corrupt_json(lambda images: images[1].update(filename="a.jpg")),
+        r"images\[1\]: duplicate image a\.jpg in the split train",
         5,
         10,
     ),
     "no captions": (
-        spoil_json(lambda images: images[1].update(sentences=[])),
+        corrupt_json(lambda images: images[1].update(sentences=[])),
         r"images\[1\]: image b\.jpg has no caption",
         5,
         10,
     ),
-    "no split": (spoil_json(lambda images: images[1].pop("split")), r'images\[1\]: expected a "split"', 5, 10),
-    "no name": (spoil_json(lambda images: images[1].pop("filename")), r"images\[1\]: expected the name", 5, 10),
-    "no record": (spoil_json(lambda images: images.__setitem__(1, "b")), r"images\[1\]: expected an object", 5, 10),
-    "a column too few": (
-        bytes_in(write_csv, b",two cats", b""),
-        "line 4: expected 3 columns as in the header, got 2",
+    "no split": (corrupt_json(lambda images: images[1].pop("split")), r'images\[1\]: expected a "split"', 5, 10),
+    "no name": (
+        corrupt_json(lambda images: images[1].pop("filename")),
+        r"images\[1\]: expected an image name, got None",
         5,
         10,
     ),
-    "no text beside an image": (lost_text, r"b\.jpg: there is no b\.txt with its captions", 5, 10),
-    "no image beside a text": (lost_picture, r"b\.txt: there is no image of that name", 5, 10),
+    "no record": (corrupt_json(lambda images: images.__setitem__(1, "b")), r"images\[1\]: expected an object", 5, 10),
+    "a column too few": (
+        replace_bytes(write_csv, b",two cats", b""),
+        "line 4: expected 3 columns, got 2",
+        5,
+        10,
+    ),
+    "no text beside an image": (missing_caption_file, r"b\.jpg: no caption file b\.txt beside it", 5, 10),
+    "no image beside a text": (caption_file_without_image, r"b\.txt: no image of the same name", 5, 10),
     "another image_id": (
-        bytes_in(WRITERS["json-list"], b'"image_id": "b.jpg"', b'"image_id": "a.jpg"', "mine_train.json"),
-        r"record 2: image b\.jpg and image_id a\.jpg were paired otherwise",
+        replace_bytes(WRITERS["json-list"], b'"image_id": "b.jpg"', b'"image_id": "a.jpg"', "mine_train.json"),
+        r"record 2: image b\.jpg with image_id a\.jpg contradicts an earlier record",
         5,
         10,
     ),
     "a record without a caption": (
-        bytes_in(WRITERS["json-list"], b'"caption": "two cats"', b'"text": "two cats"', "mine_train.json"),
+        replace_bytes(WRITERS["json-list"], b'"caption": "two cats"', b'"text": "two cats"', "mine_train.json"),
         r'record 2: expected an object with "image" and "caption"',
         5,
         10,
@@ -210,45 +229,48 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_first_fault_is_an_error_that_names_its_place(name, tmp_path):
-    spoil, message, _, _ = FAULTS[name]
+@pytest.mark.parametrize("name", BAD_ITEMS)
+def test_the_first_bad_item_is_an_error_that_names_its_location(name, tmp_path):
+    write, message, _, _ = BAD_ITEMS[name]
     with pytest.raises(ValueError, match=message):
-        open_data(spoil(tmp_path))
+        open_data(write(tmp_path))
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_or_it_is_left_out_and_listed(name, tmp_path):
-    spoil, _, images, captions = FAULTS[name]
-    data = open_data(spoil(tmp_path), skip_bad=True)
+@pytest.mark.parametrize("name", BAD_ITEMS)
+def test_with_skip_bad_it_is_skipped_and_listed(name, tmp_path):
+    write, _, images, captions = BAD_ITEMS[name]
+    data = open_data(write(tmp_path), skip_bad=True)
     assert data.skipped
     assert sum(len(split.image_names) for split in data.splits.values()) == images
     assert sum(len(split.texts) for split in data.splits.values()) == captions
 
 
-HOPELESS = {
-    "cut JSON": (lambda folder: cut(write_karpathy(PLAIN, folder), 100), r"dataset\.json, line 1: not JSON"),
+UNREADABLE = {
+    "cut JSON": (lambda folder: cut(write_karpathy(PLAIN, folder), 100), r"dataset\.json, line 1: invalid JSON"),
     "JSON in Latin-1": (
-        bytes_in(write_karpathy, "ï".encode(), b"\xef"),
+        replace_bytes(write_karpathy, "ï".encode(), b"\xef"),
         r"dataset\.json, line 1: not UTF-8",
     ),
-    "no images in JSON": (lambda folder: text(folder / "x.json", "{}"), 'expected an object with a list "images"'),
-    "no such path": (lambda folder: folder / "nowhere", "there is no such file or folder"),
-    "an unknown thing": (lambda folder: text(folder / "x.bin", "abc"), "not a format that is known"),
-    "an empty folder": (lambda folder: folder, "not a format that is known"),
+    "no images in JSON": (lambda folder: text(folder / "x.json", "{}"), 'expected an object with the list "images"'),
+    "no such path": (lambda folder: folder / "nowhere", "no such file or folder"),
+    "an unknown thing": (lambda folder: text(folder / "x.bin", "abc"), "unknown dataset format"),
+    "an empty folder": (lambda folder: folder, "unknown dataset format"),
     "a quote that never ends": (
         lambda folder: text(folder / "x.csv", 'image,caption\na.jpg,"open'),
         r"x\.csv, line 2: unexpected end of data",
     ),
     "nothing but a header": (
         lambda folder: text(folder / "x.csv", "image,caption\n"),
-        "holds no caption that can be used",
+        "no valid captions",
     ),
     "no Parquet": (lambda folder: text(folder / "x.parquet", "PAR1 no"), r"x\.parquet: not a readable parquet file"),
-    "other columns": (lambda folder: parquet(folder / "x.parquet", {"a": [1]}), "expected columns image and caption"),
+    "other columns": (
+        lambda folder: parquet(folder / "x.parquet", {"a": [1]}),
+        "expected the columns image and caption",
+    ),
     "several lists without splits": (
         lambda folder: (text(folder / "a.json", "[]"), text(folder / "b.json", "[]"))[0].parent,
-        "its name tells no split",
+        "no split in the file name",
     ),
 }
 
@@ -272,23 +294,23 @@ def parquet(file: Path, columns: dict) -> Path:
 
 
 @pytest.mark.parametrize("skip_bad", [False, True])
-@pytest.mark.parametrize("name", HOPELESS)
+@pytest.mark.parametrize("name", UNREADABLE)
 def test_what_cannot_be_read_at_all_is_an_error_either_way(name, skip_bad, tmp_path):
-    make, message = HOPELESS[name]
+    write, message = UNREADABLE[name]
     with pytest.raises(ValueError, match=message):
-        open_data(make(tmp_path), skip_bad=skip_bad)
+        open_data(write(tmp_path), skip_bad=skip_bad)
 
 
-def test_two_formats_in_one_folder_are_not_guessed(tmp_path):
+def test_two_formats_in_one_folder_are_ambiguous(tmp_path):
     WRITERS["precomp"](PLAIN, tmp_path)
     write_csv(PLAIN, tmp_path / "precomp")
-    with pytest.raises(ValueError, match="could be precomp or table: name the file instead, or give --format"):
+    with pytest.raises(ValueError, match="matches the formats precomp and table: pass --format"):
         open_data(tmp_path / "precomp")
     assert open_data(tmp_path / "precomp", format="table").format == "table"
 
 
-def test_nothing_of_a_failed_conversion_is_left(tmp_path):
-    from tercet.data.formats.write import write_precomp
+def test_a_failed_conversion_leaves_no_files(tmp_path):
+    from tercet.data.formats.writers import write_precomp
 
     data = open_data(write_karpathy(PLAIN, tmp_path))
 
@@ -299,7 +321,7 @@ def test_nothing_of_a_failed_conversion_is_left(tmp_path):
         write_precomp(data, tmp_path / "out", fail)
     assert [file.name for file in tmp_path.iterdir()] == ["dataset.json"]
     write_precomp(data, tmp_path / "out")
-    with pytest.raises(ValueError, match="is there already; nothing is overwritten"):
+    with pytest.raises(ValueError, match="already exists; nothing is overwritten"):
         write_precomp(data, tmp_path / "out")
 
 
@@ -307,7 +329,7 @@ def test_nothing_of_a_failed_conversion_is_left(tmp_path):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(where=st.integers(0, 10_000), junk=st.binary(max_size=6), which=st.integers(0, 100))
 def test_any_damage_is_read_listed_or_a_value_error(name, where, junk, which):
-    """Fuzzed: bytes are put into one of the files. Whatever comes, no other exception, and nothing lost unlisted."""
+    """Fuzzing: random bytes are inserted into one file. No other exception is raised; nothing is dropped silently."""
     with tempfile.TemporaryDirectory() as folder:
         path = WRITERS[name](PLAIN, Path(folder))
         files = sorted(f for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file() and f.suffix != ".jpg")
@@ -323,17 +345,17 @@ def test_any_damage_is_read_listed_or_a_value_error(name, where, junk, which):
         assert kept >= 11 or data.skipped or plain(data) != PLAIN
 
 
-def test_features_that_do_not_fit_their_companions(tmp_path):
+def test_feature_files_of_different_lengths_are_rejected(tmp_path):
     folder = tmp_path / "precomp"
     folder.mkdir()
     (folder / "test_caps.txt").write_text("a\nb\n")
     (folder / "test_ids.txt").write_text("x\ny\n")
     np.save(folder / "test_ims.npy", np.zeros((2, 3, 4), dtype=np.float32))
     for name, array, message in (
-        ("lengths", np.array([1, 4]), "expected 2 whole numbers from 1 to 3"),
-        ("lengths", np.array([1.0, 2.0]), "expected 2 whole numbers"),
-        ("boxes", np.zeros((2, 2, 4), dtype=np.float32), "expected 4 numbers for each region"),
-        ("txt", np.zeros((3, 4), dtype=np.float32), "3 rows for 2 captions"),
+        ("lengths", np.array([1, 4]), "expected 2 integers from 1 to 3, one per feature row, got 1 to 4"),
+        ("lengths", np.array([1.0, 2.0]), "expected 2 integers from 1 to 3, one per feature row, got float64"),
+        ("boxes", np.zeros((2, 2, 4), dtype=np.float32), "expected 4 values per region"),
+        ("txt", np.zeros((3, 4), dtype=np.float32), "expected 2 rows, one per caption, got 3"),
     ):
         np.save(folder / f"test_{name}.npy", array)
         with pytest.raises(ValueError, match=message):
@@ -341,5 +363,5 @@ def test_features_that_do_not_fit_their_companions(tmp_path):
         (folder / f"test_{name}.npy").unlink()
 
 
-def test_formats_have_a_meaning():
-    assert all(known.meaning for known in FORMATS.values())
+def test_formats_have_a_description():
+    assert all(known.description for known in FORMATS.values())

@@ -1,4 +1,4 @@
-"""`tercet data` and `tercet features` as a user calls them."""
+"""`tercet data` and `tercet features` on the command line."""
 
 import json
 import subprocess
@@ -7,44 +7,45 @@ import sys
 import numpy as np
 import pytest
 
-from tercet.data.dataset import first_captions
+from tercet.data.dataset import limit_captions
 from tercet.data.formats import open_data
-from tercet.data.summary import summarise
-from tests.data.sets import PLAIN, plain, write_csv, write_folder, write_karpathy, write_pictures
+from tercet.data.inspect import summarise
+from tests.data.small_datasets import PLAIN, plain, write_csv, write_folder, write_images, write_karpathy
 
 
 def tercet(*arguments, cwd=None):
     return subprocess.run(
-        [sys.executable, "-m", "tercet.cli", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, check=False
+        [sys.executable, "-m", "tercet", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, check=False
     )
 
 
-def test_inspect_prints_what_a_person_can_check(tmp_path):
-    write_pictures(PLAIN, tmp_path / "images")
+def test_inspect_prints_a_summary(tmp_path):
+    write_images(PLAIN, tmp_path / "images")
     done = tercet("data", "inspect", write_karpathy(PLAIN, tmp_path))
     assert done.returncode == 0, done.stderr
-    for part in (
-        "karpathy",
+    for text in (
         "train",
         "val",
         "test",
         "1 to 3",
         "a.jpg",
         "ein Hund im Schnee",
-        "Nothing is missing",
+        "format: karpathy",
+        "captions/image",
+        "No errors found",
     ):
-        assert part in done.stdout
+        assert text in done.stdout
 
 
-def test_inspect_lists_everything_wrong_and_exits_with_1(tmp_path):
+def test_inspect_lists_all_errors_and_exits_with_1(tmp_path):
     folder = write_folder(PLAIN, tmp_path)
-    (folder / "train" / "a.jpg").write_bytes(b"no picture")
+    (folder / "train" / "a.jpg").write_bytes(b"not an image")
     (folder / "train" / "b.txt").unlink()
     done = tercet("data", "inspect", folder)
     assert done.returncode == 1
-    assert "2 faults" in done.stdout
-    assert "a.jpg: not an image that Pillow knows" in done.stdout
-    assert "there is no b.txt" in done.stdout
+    assert "2 errors" in done.stdout
+    assert "a.jpg: not an image format that Pillow can read" in done.stdout
+    assert "no caption file b.txt" in done.stdout
 
 
 def test_a_summary_finds_duplicates_shared_captions_and_bad_features(tmp_path):
@@ -52,15 +53,15 @@ def test_a_summary_finds_duplicates_shared_captions_and_bad_features(tmp_path):
         "train": [("a.jpg", ["a dog", "x"]), ("b.jpg", ["a dog", "y"]), ("c.jpg", ["z", "z"])],
         "test": [("d.jpg", ["a dog", "w"]), ("a.jpg", ["u", "v"])],
     }
-    write_pictures(content, tmp_path / "images")
+    write_images(content, tmp_path / "images")
     (tmp_path / "images" / "d.jpg").write_bytes((tmp_path / "images" / "b.jpg").read_bytes())
     summary = summarise(open_data(write_karpathy(content, tmp_path)))
     assert summary.splits["train"].shared_captions == 2
-    assert summary.splits["test"].words_each == (1, 1.0, 2)
-    assert ("train", "test", "image names", 1) in summary.shared
-    assert ("train", "test", "captions", 1) in summary.shared
-    assert ("train", "test", "pictures", 2) in summary.shared  # b is d, and a is a
-    assert not summary.faults
+    assert summary.splits["test"].words_per_caption == (1, 1.0, 2)
+    assert ("train", "test", "image names", 1) in summary.overlaps
+    assert ("train", "test", "captions", 1) in summary.overlaps
+    assert ("train", "test", "images", 2) in summary.overlaps  # b is d, and a is a
+    assert not summary.errors
     assert len(summary.examples) == 3
 
 
@@ -72,26 +73,26 @@ def test_a_summary_reads_every_feature(tmp_path):
     features = np.arange(16, dtype=np.float32).reshape(2, 8)
     features[1, 3] = np.inf
     np.save(folder / "test_ims.npy", features)
-    assert any("row 1: NaN or infinity" in fault for fault in summarise(open_data(folder)).faults)
-    # Rows that differ where they should be repeated, past the ones that are looked at when a folder is opened.
+    assert any("row 1: NaN or infinity" in error for error in summarise(open_data(folder)).errors)
+    # A row that differs where rows should be repeated, not among those that are checked when a folder is opened.
     rows = np.arange(100, dtype=np.float32).repeat(2)[:, None].repeat(3, axis=1)
     rows[7] += 0.5
     np.save(folder / "test_ims.npy", rows)
     (folder / "test_caps.txt").write_text("a\n" * 200)
     (folder / "test_ids.txt").write_text("".join(f"{n // 2}\n" for n in range(200)))
-    assert any("row 7: differs from the row before it" in fault for fault in summarise(open_data(folder)).faults)
+    assert any("row 7: differs from the previous row" in error for error in summarise(open_data(folder)).errors)
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_an_image_left_out_is_no_fault_of_its_neighbours_rows(tmp_path, repeated):
-    """The rows of an image without a usable caption lie between those of others."""
+def test_a_skipped_image_causes_no_error_in_the_rows_of_its_neighbours(tmp_path, repeated):
+    """The rows of an image without a valid caption are between those of other images."""
     rows = np.arange(3, dtype=np.float32)[:, None].repeat(2, axis=1)
     np.save(tmp_path / "test_ims.npy", rows.repeat(2, axis=0) if repeated else rows)
     (tmp_path / "test_caps.txt").write_text("a\nb\n\n \ne\nf\n")
     (tmp_path / "test_ids.txt").write_text("x\nx\ny\ny\nz\nz\n" if repeated else "x\ny\nz\n")
     data = open_data(tmp_path, skip_bad=True)
     assert data.splits["test"].image_names == ("x", "z")
-    assert summarise(data).faults == list(data.skipped)
+    assert summarise(data).errors == list(data.skipped)
 
 
 def test_convert_there_and_back(tmp_path):
@@ -105,29 +106,29 @@ def test_convert_there_and_back(tmp_path):
     assert "Traceback" not in again.stderr
 
 
-def test_convert_skips_and_lists_only_when_told_to(tmp_path):
+def test_convert_skips_and_lists_only_with_skip_bad(tmp_path):
     (tmp_path / "pairs.csv").write_text("image,caption\na.jpg,a dog\nb.jpg,\n")
-    refused = tercet("data", "convert", "pairs.csv", "out", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "pairs.csv, line 3, image b.jpg: empty caption" in refused.stderr
+    failed = tercet("data", "convert", "pairs.csv", "out", cwd=tmp_path)
+    assert failed.returncode == 2
+    assert "pairs.csv, line 3, image b.jpg: empty caption" in failed.stderr
     assert not (tmp_path / "out").exists()
     done = tercet("data", "convert", "pairs.csv", "out", "--skip-bad", cwd=tmp_path)
     assert done.returncode == 0
-    assert "1 bad items were left out" in done.stderr
+    assert "Skipped 1 invalid items" in done.stderr
     assert "line 3" in done.stderr
 
 
-def test_line_breaks_that_the_format_cannot_hold_are_told(tmp_path):
+def test_line_breaks_that_the_format_cannot_represent_are_reported(tmp_path):
     (tmp_path / "mine_train.json").write_text(json.dumps([{"image": "a.jpg", "caption": ["one\ntwo"]}]))
     done = tercet("data", "convert", "mine_train.json", "out", cwd=tmp_path)
-    assert "1 captions hold line breaks, written as spaces" in done.stdout
+    assert "replaced line breaks by spaces in 1 captions" in done.stdout
     assert open_data(tmp_path / "out").splits["train"].texts == ("one two",)
 
 
-def test_the_first_captions_alone():
-    made = first_captions(open_data("scenes:9"), 2)
-    split, whole = made.splits["train"], open_data("scenes:9").splits["train"]
-    assert split.texts == tuple(text for row in range(9) for text in whole.texts[5 * row : 5 * row + 2])
+def test_limit_captions_keeps_the_first_ones():
+    limited = limit_captions(open_data("scenes:9"), 2)
+    split, full = limited.splits["train"], open_data("scenes:9").splits["train"]
+    assert split.texts == tuple(text for row in range(9) for text in full.texts[5 * row : 5 * row + 2])
     assert split.owners.tolist() == [row for row in range(9) for _ in range(2)]
     assert len(split.caption_features) == 18
 
@@ -135,12 +136,12 @@ def test_the_first_captions_alone():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["data", "inspect", "nowhere"], "nowhere: there is no such file or folder"),
-        (["data", "convert", "scenes:9", "out", "--captions", "x"], "--captions is for a BUTD .tsv"),
+        (["data", "inspect", "nowhere"], "nowhere: no such file or folder"),
+        (["data", "convert", "scenes:9", "out", "--captions", "x"], "--captions is only for a BUTD .tsv"),
         (["features", "scenes:9", "out", "--splits", "tset"], "no split 'tset' (did you mean test?)"),
         (
             ["features", "scenes:9", "out", "--image-encoder", "none", "--text-encoder", "none"],
-            "there is nothing to encode",
+            "nothing to encode",
         ),
     ],
 )
@@ -153,7 +154,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path, arguments, message):
 
 
 @pytest.mark.parametrize("command", [["data", "inspect"], ["data", "convert"], ["features"]])
-def test_help_is_worth_reading(command):
+def test_help_lists_the_options(command):
     done = tercet(*command, "--help")
     assert done.returncode == 0
     assert "--images" in done.stdout

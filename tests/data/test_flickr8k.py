@@ -1,4 +1,4 @@
-"""The real Flickr8k, where it is at hand: TERCET_FLICKR8K names its folder (Karpathy's JSON, images, a precomp copy).
+"""The real Flickr8k, if TERCET_FLICKR8K (Karpathy's JSON, images) and TERCET_FLICKR8K_PRECOMP name its folders.
 
 TERCET_FLICKR8K=path/to/flickr8k TERCET_FLICKR8K_PRECOMP=path/to/precomp python -m pytest tests/data/test_flickr8k.py
 """
@@ -11,12 +11,12 @@ import pytest
 from nltk.tokenize import word_tokenize
 
 from tercet.data.formats import open_data
-from tercet.data.formats.write import write_parquet, write_precomp
-from tercet.data.meetings import paired_meetings
-from tercet.data.pairs import paired
-from tercet.data.summary import summarise
+from tercet.data.formats.writers import write_parquet, write_precomp
+from tercet.data.inspect import summarise
+from tercet.data.paired_dataset import paired
+from tercet.data.samplers import pair_batches
+from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.tokenizer import tokenize
-from tercet.data.text.tokens import tokens_of
 from tercet.data.text.vocabulary import build_vocabulary
 
 FOLDER, PRECOMP = (os.environ.get(name) for name in ("TERCET_FLICKR8K", "TERCET_FLICKR8K_PRECOMP"))
@@ -31,7 +31,7 @@ def both():
     return open_data(Path(FOLDER) / "dataset_flickr8k.json"), open_data(PRECOMP)
 
 
-def test_both_forms_are_the_same_data_set(both):
+def test_both_formats_are_the_same_dataset(both):
     karpathy, precomp = both
     sizes = {name: (len(split.image_names), len(split.texts)) for name, split in karpathy.splits.items()}
     assert sizes == {"train": (6000, 30000), "val": (1000, 5000), "test": (1000, 5000)}
@@ -42,16 +42,16 @@ def test_both_forms_are_the_same_data_set(both):
         assert np.array_equal(split.owners, other.owners)
 
 
-def test_both_summaries_agree_and_nothing_is_wrong(both):
+def test_both_summaries_agree_without_errors(both):
     first, second = map(summarise, both)
-    assert not first.faults
-    assert not second.faults
+    assert not first.errors
+    assert not second.errors
     for name in first.splits:
         a, b = first.splits[name], second.splits[name]
-        assert (a.images, a.captions, a.words_each, a.shared_captions) == (
+        assert (a.images, a.captions, a.words_per_caption, a.shared_captions) == (
             b.images,
             b.captions,
-            b.words_each,
+            b.words_per_caption,
             b.shared_captions,
         )
 
@@ -74,7 +74,7 @@ def test_words_are_nltks_on_every_caption(both):
 
 def test_about_one_pair_of_the_same_image_in_a_batch(both):
     split = both[1].splits["train"]
-    data = paired("flickr8k", split, captions=tokens_of(split.texts, build_vocabulary(split.texts)))
-    meetings = paired_meetings(data.owners, 128, seed=0, epoch=0)
-    equal = [int((m.images[:, None] == m.images[None]).sum() - 128) / 2 for m in meetings]
+    data = paired("flickr8k", split, captions=tokenize_captions(split.texts, build_vocabulary(split.texts)))
+    index_batches = pair_batches(data.owners, 128, seed=0, epoch=0)
+    equal = [int((batch.images[:, None] == batch.images[None]).sum() - 128) / 2 for batch in index_batches]
     assert 0.8 < np.mean(equal) < 1.4

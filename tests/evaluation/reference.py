@@ -1,4 +1,4 @@
-"""Every metric by sorting lists in plain Python, slowly and one query at a time."""
+"""Reference metrics: sort lists in plain Python, one query at a time."""
 
 from itertools import groupby, permutations, product
 from math import log2
@@ -8,7 +8,7 @@ AVERAGED = ("r1", "r5", "r10", "map5", "map5_published", "rprecision", "map_r", 
 
 
 def orders(row, mask, ties):
-    """All orders of the candidates that the way of ties allows, best first; True is a positive."""
+    """All orders of the candidates under this setting of ties, best first; True is a positive."""
     ranked = sorted(range(len(row)), key=lambda j: -row[j])
     groups = [[mask[j] for j in group] for _, group in groupby(ranked, key=lambda j: row[j])]
     if ties == "expected":
@@ -19,17 +19,17 @@ def orders(row, mask, ties):
 def query_metrics(hits):
     ranks = [rank for rank, hit in enumerate(hits, start=1) if hit]
     precision = {rank: sum(hits[:rank]) / rank for rank in ranks}
-    wanted = len(ranks)
+    positives = len(ranks)
     within_5 = [precision[rank] for rank in ranks if rank <= 5]
-    within_r = [precision[rank] for rank in ranks if rank <= wanted]
+    within_r = [precision[rank] for rank in ranks if rank <= positives]
     return {
         **{f"r{k}": 100 * any(hits[:k]) for k in (1, 5, 10)},
         "rank": ranks[0],
-        "map5": sum(within_5) / min(5, wanted),
+        "map5": sum(within_5) / min(5, positives),
         "map5_published": sum(within_5) / max(1, len(within_5)),
-        "rprecision": sum(hits[:wanted]) / wanted,
-        "map_r": sum(within_r) / wanted,
-        "ndcg": sum(1 / log2(1 + rank) for rank in ranks) / sum(1 / log2(1 + n) for n in range(1, wanted + 1)),
+        "rprecision": sum(hits[:positives]) / positives,
+        "map_r": sum(within_r) / positives,
+        "ndcg": sum(1 / log2(1 + rank) for rank in ranks) / sum(1 / log2(1 + n) for n in range(1, positives + 1)),
     }
 
 
@@ -37,12 +37,12 @@ def direction(similarity, positives, ties):
     queries = []
     for row, mask in zip(similarity.tolist(), positives.tolist(), strict=True):
         if any(mask):
-            found = [query_metrics(order) for order in orders(row, mask, ties)]
-            queries.append({name: mean(each[name] for each in found) for name in found[0]})
-    metrics = {name: mean(each[name] for each in queries) for name in AVERAGED}
+            metrics = [query_metrics(order) for order in orders(row, mask, ties)]
+            queries.append({name: mean(each[name] for each in metrics) for name in metrics[0]})
+    metrics = {name: mean(query[name] for query in queries) for name in AVERAGED}
     metrics["ar"] = (metrics["r1"] + metrics["r5"] + metrics["r10"]) / 3
-    metrics["medr"] = median(each["rank"] for each in queries) // 1
-    metrics["meanr"] = mean(each["rank"] for each in queries)
+    metrics["medr"] = median(query["rank"] for query in queries) // 1
+    metrics["meanr"] = mean(query["rank"] for query in queries)
     return metrics | {"queries": len(queries)}
 
 
@@ -71,5 +71,5 @@ def slow_metrics(similarity, positives, ties="against"):
     """All keys; cross-retrieval only where ties are not expected."""
     metrics = {f"i2t_{k}": v for k, v in direction(similarity, positives, ties).items()}
     metrics |= {f"t2i_{k}": v for k, v in direction(similarity.T, positives.T, ties).items()}
-    metrics["rsum"] = sum(metrics[f"{side}_r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))
+    metrics["rsum"] = sum(metrics[f"{direction_name}_r{k}"] for direction_name in ("i2t", "t2i") for k in (1, 5, 10))
     return metrics if ties == "expected" else metrics | cross(similarity, positives, ties)

@@ -1,4 +1,4 @@
-"""Metrics against slow sorting in plain Python, and what callers are told."""
+"""Metrics against slow sorting in plain Python, and error messages."""
 
 import doctest
 
@@ -15,7 +15,7 @@ from tests.objectives.batches import CASES
 
 
 def random_case(images, captions, seed, levels=4, share=0.3):
-    """Similarities on few levels, so that most are tied, and any positives; at least one pair is."""
+    """Similarities of few distinct values, so that most are tied, and random positives, at least one."""
     generator = torch.Generator().manual_seed(seed)
     similarity = torch.randint(levels, (images, captions), generator=generator).double() / 3 - 0.5
     positives = torch.rand(images, captions, generator=generator) < share
@@ -64,16 +64,16 @@ def test_neither_order_nor_scale_matters_and_transposing_swaps_the_directions(im
     metrics = tercet.evaluate(similarity, positives)
     generator = torch.Generator().manual_seed(seed)
     rows, columns = torch.randperm(images, generator=generator), torch.randperm(captions, generator=generator)
-    moved = tercet.evaluate(similarity[rows][:, columns] * 4 + 1, positives[rows][:, columns])
-    assert moved == pytest.approx(metrics, abs=1e-9)
-    turned = tercet.evaluate(similarity.T, positives.T)
-    assert turned["t2i_map_r"] == pytest.approx(metrics["i2t_map_r"])
-    assert turned["i2t_meanr"] == pytest.approx(metrics["t2i_meanr"])
+    permuted = tercet.evaluate(similarity[rows][:, columns] * 4 + 1, positives[rows][:, columns])
+    assert permuted == pytest.approx(metrics, abs=1e-9)
+    transposed = tercet.evaluate(similarity.T, positives.T)
+    assert transposed["t2i_map_r"] == pytest.approx(metrics["i2t_map_r"])
+    assert transposed["i2t_meanr"] == pytest.approx(metrics["t2i_meanr"])
 
 
 @settings(max_examples=20, deadline=None)
 @given(images=st.integers(1, 12), captions=st.integers(1, 12), seed=st.integers(0, 10**6))
-def test_expected_lies_between_against_and_optimistic(images, captions, seed):
+def test_expected_is_between_against_and_optimistic(images, captions, seed):
     case = random_case(images, captions, seed)
     low, middle, high = (tercet.evaluate(*case, ties=ties) for ties in ("against", "expected", "optimistic"))
     for name in ("rsum", "i2t_r1", "t2i_map_r", "i2t_ndcg", "i2t_map5"):
@@ -98,11 +98,11 @@ def test_a_collapsed_model_scores_zero_or_chance_when_expected(dim):
     assert tercet.evaluate_embeddings(x, y, OWNERS, ties="optimistic")["rsum"] == 600
 
 
-def test_embeddings_blocks_and_a_matrix_give_the_same():
+def test_embeddings_blocks_and_a_matrix_give_equal_metrics():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 16, generator=generator, dtype=torch.float64)
     y = x[OWNERS] + 2 * torch.randn(200, 16, generator=generator, dtype=torch.float64)
-    order = torch.randperm(200, generator=generator)  # captions of an image need not follow each other
+    order = torch.randperm(200, generator=generator)  # captions of an image need not be adjacent
     y, owners = y[order], OWNERS[order]
     positives = torch.arange(40)[:, None] == owners[None, :]
     metrics = tercet.evaluate(x @ y.T, positives)
@@ -113,14 +113,14 @@ def test_embeddings_blocks_and_a_matrix_give_the_same():
 
 
 def test_half_precision_is_ranked_in_single_precision():
-    """Two captions whose products differ by less than half precision can tell."""
+    """Two captions whose products differ by less than half precision resolves."""
     x = torch.tensor([[1.0, 1.0]], dtype=torch.bfloat16)
     y = torch.tensor([[1.0, 0.0078125 / 4], [1.0, 0.0]], dtype=torch.bfloat16)
     metrics = tercet.evaluate_embeddings(x.repeat(2, 1), y, torch.tensor([0, 1]))
-    assert metrics["i2t_meanr"] == 1.5  # the second image's caption alone is behind
+    assert metrics["i2t_meanr"] == 1.5  # only the second image's caption ranks second
 
 
-def test_a_matrix_is_left_as_it_was():
+def test_a_matrix_is_not_modified():
     similarity, positives = random_case(6, 9, seed=0)
     before = similarity.clone()
     tercet.evaluate(similarity, positives)
@@ -145,7 +145,7 @@ WRONG_EMBEDDINGS = {
     "given ndarray and": (torch.ones(3, 2).numpy(), torch.ones(3, 2)),
     "floating point, given torch.int64": (torch.ones(3, 2, dtype=torch.int64), torch.ones(3, 2)),
     "NaN or infinity": (torch.full((3, 2), torch.inf), torch.ones(3, 2)),
-    "similarity holds NaN": (torch.ones(3, 2), torch.tensor([[1.0, 1.0], [torch.nan, 1.0], [1.0, 1.0]])),
+    "similarity contains NaN": (torch.ones(3, 2), torch.tensor([[1.0, 1.0], [torch.nan, 1.0], [1.0, 1.0]])),
     "6 captions of 3 images need owners": (torch.ones(3, 2), torch.ones(6, 2)),
     "0 images": (torch.ones(0, 2), torch.ones(0, 2)),
     "one integer for each of 3 captions, given torch.int64 \\(2,\\)": (
@@ -163,14 +163,14 @@ def test_wrong_embeddings_are_refused_in_one_line(message, without_shape_checks)
     assert "\n" not in str(error.value)
 
 
-def test_infinity_in_a_block_is_seen():
+def test_infinity_in_a_block_is_refused():
     def similarity(a, b):
         return torch.where((a[:, :1] == 1) & (b[:, 0] == 1), torch.inf, a @ b.T)
 
     x = torch.arange(4.0)[:, None]
     with pytest.raises(ValueError, match="NaN or infinity"):
         evaluate_tiles(tiles_of_blocks(similarity, x, x, entries=1))
-    with pytest.raises(ValueError, match=r"\(4, 4\) images x captions was asked for, \(4, 3\) came back"):
+    with pytest.raises(ValueError, match=r"must return shape \(4, 4\) \(images, captions\), got \(4, 3\)"):
         evaluate_tiles(tiles_of_blocks(lambda a, b: (a @ b.T)[:, 1:], x, x))
 
 
@@ -183,6 +183,6 @@ def test_an_ensemble_needs_members_of_one_shape():
 
 
 def test_docstring_examples_are_true():
-    found = doctest.testmod(tercet.evaluation.evaluator)
-    assert found.failed == 0
-    assert found.attempted > 0
+    outcome = doctest.testmod(tercet.evaluation.evaluator)
+    assert outcome.failed == 0
+    assert outcome.attempted > 0

@@ -1,4 +1,4 @@
-"""Ranks and metrics that the authors' own evaluations gave."""
+"""Ranks and metrics equal those of the authors' evaluation code."""
 
 import json
 from pathlib import Path
@@ -17,17 +17,28 @@ from tercet.evaluation import (
     tiles_of_embeddings,
     tiles_of_matrix,
 )
-from tercet.evaluation.annotations import coco_test, positives_of_lists
-from tercet.evaluation.intra import CAPTION_THRESHOLD, IMAGE_THRESHOLD, intra_recalls, rated_pairs, siblings
-from tercet.evaluation.legacy import explain_legacy, summary
+from tercet.evaluation.blocked_similarity import tiles_of_blocks
+from tercet.evaluation.eccv_caption import (
+    CAPTION_THRESHOLD,
+    IMAGE_THRESHOLD,
+    coco_test,
+    intra_recalls,
+    positives_of_lists,
+    rated_pairs,
+    siblings,
+)
 from tercet.evaluation.metrics import direction_metrics
-from tercet.evaluation.protocols import Task, annotated_metrics, in_folds
-from tercet.evaluation.tiles import tiles_of_blocks
+from tercet.evaluation.protocols import Task, annotated_metrics, evaluate_folds
+from tercet.legacy.printed_metrics import explain_legacy, summary
 from tercet.similarity import order
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 COLUMNS = ("r1", "r5", "r10", "medr", "meanr")
-FOLD_COLUMNS = [f"{side}_{name}" for side in ("i2t", "t2i") for name in COLUMNS] + ["i2t_ar", "t2i_ar", "rsum"]
+FOLD_COLUMNS = [f"{direction}_{name}" for direction in ("i2t", "t2i") for name in COLUMNS] + [
+    "i2t_ar",
+    "t2i_ar",
+    "rsum",
+]
 
 
 def golden(name):
@@ -35,13 +46,13 @@ def golden(name):
 
 
 def best_ranks(ranks):
-    """0-based, of each anchor's best positive."""
+    """The 0-based rank of each anchor's best positive."""
     best = np.full(ranks.anchor.max() + 1, np.inf)
     np.minimum.at(best, ranks.anchor, ranks.rank)
     return best - 1
 
 
-def same_ranks(ranks, tensors, name):
+def assert_same_ranks(ranks, tensors, name):
     assert best_ranks(ranks.i2t).tolist() == tensors[f"{name[0]}.i2t.ranks{name[1]}"].tolist()
     assert best_ranks(ranks.t2i).tolist() == tensors[f"{name[0]}.t2i.ranks{name[1]}"].tolist()
 
@@ -54,21 +65,23 @@ def test_vsepp_ranks_and_metrics(measure):
     tiles = tiles_of_embeddings(x, y)
     if measure == "order":  # theirs is the order similarity of absolute values, in float32
         tiles = tiles_of_blocks(order, x.abs().float(), y.abs().float(), entries=1000)
-    found = evaluate_tiles(tiles, owners)
-    same_ranks(found.ranks, tensors, ("out", f".{measure}.npts40"))
-    for side, numbers in notes["metrics"][f"{measure}.npts40"].items():
-        assert [found.metrics[f"{side}_{name}"] for name in COLUMNS] == pytest.approx(numbers, abs=1e-9)
+    evaluation = evaluate_tiles(tiles, owners)
+    assert_same_ranks(evaluation.ranks, tensors, ("out", f".{measure}.npts40"))
+    for direction, values in notes["metrics"][f"{measure}.npts40"].items():
+        assert [evaluation.metrics[f"{direction}_{name}"] for name in COLUMNS] == pytest.approx(values, abs=1e-9)
 
 
 def test_vsepp_with_fewer_queries_keeps_all_candidates():
     tensors, notes = golden("vsepp_eval")
     tiles = tiles_of_embeddings(tensors["in.images_5x"][::5], tensors["in.captions"])
     rows = torch.arange(20).repeat_interleave(5)
-    ranks = rank_positives(tiles, Positives.of_owners(rows))  # 20 images' captions; the rest are candidates alone
-    same_ranks(ranks, tensors, ("out", ".cosine.npts20"))
-    for side, numbers in notes["metrics"]["cosine.npts20"].items():
-        metrics = direction_metrics(getattr(ranks, side))
-        assert [metrics[name] for name in COLUMNS] == pytest.approx(numbers, abs=1e-9)
+    ranks = rank_positives(
+        tiles, Positives.of_owners(rows)
+    )  # queries are 20 images and their captions; the rest are only candidates
+    assert_same_ranks(ranks, tensors, ("out", ".cosine.npts20"))
+    for direction, values in notes["metrics"]["cosine.npts20"].items():
+        metrics = direction_metrics(getattr(ranks, direction))
+        assert [metrics[name] for name in COLUMNS] == pytest.approx(values, abs=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +100,19 @@ def tiles_of(tensors, name):
 @pytest.mark.parametrize("name", ["model1", "ensemble"])
 def test_vse_infinity_ranks_folds_and_ensemble(vseinf, name):
     tensors, notes = vseinf
-    wanted = notes["results"][name]
+    expected = notes["results"][name]
     tiles = tiles_of(tensors, name)
-    found = evaluate_tiles(tiles, OWNERS)
-    same_ranks(found.ranks, tensors, (f"out.{name}", ""))
-    for side in ("i2t", "t2i"):
-        assert [found.metrics[f"{side}_{each}"] for each in COLUMNS] == pytest.approx(wanted[side], abs=1e-9)
-    assert found.metrics["rsum"] == pytest.approx(wanted["rsum"], abs=1e-9)
-    folded = in_folds(Task(tiles, OWNERS), 5)
-    for fold, numbers in zip(folded.folds, wanted["folds"], strict=True):
-        assert [fold[each] for each in FOLD_COLUMNS] == pytest.approx(numbers, abs=1e-9)
-    assert [folded.metrics[each] for each in FOLD_COLUMNS] == pytest.approx(wanted["fold_mean"], abs=1e-9)
+    evaluation = evaluate_tiles(tiles, OWNERS)
+    assert_same_ranks(evaluation.ranks, tensors, (f"out.{name}", ""))
+    for direction in ("i2t", "t2i"):
+        assert [evaluation.metrics[f"{direction}_{column}"] for column in COLUMNS] == pytest.approx(
+            expected[direction], abs=1e-9
+        )
+    assert evaluation.metrics["rsum"] == pytest.approx(expected["rsum"], abs=1e-9)
+    folded = evaluate_folds(Task(tiles, OWNERS), 5)
+    for fold, values in zip(folded.folds, expected["folds"], strict=True):
+        assert [fold[column] for column in FOLD_COLUMNS] == pytest.approx(values, abs=1e-9)
+    assert [folded.metrics[column] for column in FOLD_COLUMNS] == pytest.approx(expected["fold_mean"], abs=1e-9)
 
 
 def test_vse_infinity_embeddings_give_their_similarity(vseinf):
@@ -106,18 +121,18 @@ def test_vse_infinity_embeddings_give_their_similarity(vseinf):
     assert metrics["rsum"] == pytest.approx(notes["results"]["model1"]["rsum"], abs=1e-9)
 
 
-def test_vse_infinity_one_caption_an_image(vseinf):
+def test_vse_infinity_one_caption_per_image(vseinf):
     tensors, notes = vseinf
-    found = evaluate_tiles(tiles_of_embeddings(tensors["in.img"], tensors["in.cap"][::5]))
-    same_ranks(found.ranks, tensors, ("out.single", ""))
-    for side, numbers in notes["results"]["single_caption_mode"].items():
-        assert [found.metrics[f"{side}_{each}"] for each in COLUMNS] == pytest.approx(numbers, abs=1e-9)
+    evaluation = evaluate_tiles(tiles_of_embeddings(tensors["in.img"], tensors["in.cap"][::5]))
+    assert_same_ranks(evaluation.ranks, tensors, ("out.single", ""))
+    for direction, values in notes["results"]["single_caption_mode"].items():
+        assert [evaluation.metrics[f"{direction}_{column}"] for column in COLUMNS] == pytest.approx(values, abs=1e-9)
 
 
 def test_vse_infinity_log_lines(vseinf):
     tensors, notes = vseinf
-    found = in_folds(Task(tiles_of(tensors, "ensemble"), OWNERS), 5)
-    mean = found.metrics
+    evaluation = evaluate_folds(Task(tiles_of(tensors, "ensemble"), OWNERS), 5)
+    mean = evaluation.metrics
     lines = summary(mean["rsum"], mean["i2t_ar"], mean["t2i_ar"], mean)
     assert lines == notes["results"]["ensemble_log_fold5_tail"]
     whole = evaluate_tiles(tiles_of(tensors, "ensemble"), OWNERS).metrics
@@ -129,24 +144,24 @@ def test_vse_infinity_cxc(vseinf):
     cxc = notes["results"]["cxc"]
     image_ids, caption_ids = np.array(cxc["img_ids"], dtype=np.int64), np.array(cxc["cap_ids"], dtype=np.int64)
     lists = {
-        kind: {int(each): [(other, rating) for other, rating in rated] for each, rated in ratings.items()}
+        kind: {int(query): [(other, rating) for other, rating in rated] for query, rated in ratings.items()}
         for kind, ratings in cxc["annot"].items()
     }
     ids = {
-        kind: {each: [other for other, _ in rated] for each, rated in lists[kind].items()} for kind in ("i2t", "t2i")
+        kind: {query: [other for other, _ in rated] for query, rated in lists[kind].items()} for kind in ("i2t", "t2i")
     }
     positives = positives_of_lists(ids["i2t"], ids["t2i"], image_ids, caption_ids)
     ranks = rank_positives(tiles_of(tensors, "model1"), positives)
     metrics = annotated_metrics(ranks, "cxc")
-    for side in ("i2t", "t2i"):
-        assert [metrics[f"cxc_{side}_r{k}"] for k in (1, 5, 10)] == pytest.approx(cxc[side], abs=1e-9)
+    for direction in ("i2t", "t2i"):
+        assert [metrics[f"cxc_{direction}_r{k}"] for k in (1, 5, 10)] == pytest.approx(cxc[direction], abs=1e-9)
     images = rated_pairs(lists["i2i"], image_ids, IMAGE_THRESHOLD)
-    found = intra_recalls(tensors["in.img"], images, own_similarity=0.0)
-    assert list(found.values()) == pytest.approx(cxc["i2i"], abs=1e-9)
+    recalls = intra_recalls(tensors["in.img"], images, own_similarity=0.0)
+    assert list(recalls.values()) == pytest.approx(cxc["i2i"], abs=1e-9)
     rated, own = rated_pairs(lists["t2t"], caption_ids, CAPTION_THRESHOLD), siblings(OWNERS)
     captions = rated | own
-    found = intra_recalls(tensors["in.cap"], captions, own_similarity=0.0)
-    assert list(found.values()) == pytest.approx(cxc["t2t"], abs=1e-9)
+    recalls = intra_recalls(tensors["in.cap"], captions, own_similarity=0.0)
+    assert list(recalls.values()) == pytest.approx(cxc["t2t"], abs=1e-9)
 
 
 def test_ecir22_average_precision_as_coded_and_correct():
@@ -161,13 +176,13 @@ def test_ecir22_average_precision_as_coded_and_correct():
 def eccv_case():
     tensors, notes = golden("eccv_caption")
     image_ids, caption_ids = tensors["in.image_ids"].numpy(), tensors["in.caption_ids"].numpy()
-    column = {each: place for place, each in enumerate(caption_ids.tolist())}
-    row = {each: place for place, each in enumerate(image_ids.tolist())}
+    column = {caption: index for index, caption in enumerate(caption_ids.tolist())}
+    row = {image: index for index, image in enumerate(image_ids.tolist())}
     i2t, t2i = torch.empty(25, 125, dtype=torch.float64), torch.empty(25, 125, dtype=torch.float64)
     for i, ranking in enumerate(tensors["in.i2t_ranking"].tolist()):
-        i2t[i, [column[each] for each in ranking]] = -torch.arange(125.0, dtype=torch.float64)
+        i2t[i, [column[caption] for caption in ranking]] = -torch.arange(125.0, dtype=torch.float64)
     for j, ranking in enumerate(tensors["in.t2i_ranking"].tolist()):
-        t2i[[row[each] for each in ranking], j] = -torch.arange(25.0, dtype=torch.float64)
+        t2i[[row[image] for image in ranking], j] = -torch.arange(25.0, dtype=torch.float64)
     return i2t, t2i, image_ids, caption_ids, notes["small"]
 
 
@@ -175,18 +190,20 @@ def eccv_case():
 def test_eccv_caption_small(theirs, prefix):
     i2t, t2i, image_ids, caption_ids, small = eccv_case()
     lists = {
-        side: {int(each): [int(other) for other in found] for each, found in small["gts"][theirs][side].items()}
-        for side in ("i2t", "t2i")
+        direction: {
+            int(query): [int(other) for other in listed] for query, listed in small["gts"][theirs][direction].items()
+        }
+        for direction in ("i2t", "t2i")
     }
     positives = positives_of_lists(lists["i2t"], lists["t2i"], image_ids, caption_ids)
-    for side, similarity in (("i2t", i2t), ("t2i", t2i)):
+    for direction, similarity in (("i2t", i2t), ("t2i", t2i)):
         ranks = rank_positives(tiles_of_matrix(similarity), positives)
-        metrics = direction_metrics(getattr(ranks, side))
+        metrics = direction_metrics(getattr(ranks, direction))
         for k in (1, 5, 10):
-            assert metrics[f"r{k}"] == pytest.approx(100 * small["results"][f"{prefix}_r{k}"][side], abs=1e-9)
+            assert metrics[f"r{k}"] == pytest.approx(100 * small["results"][f"{prefix}_r{k}"][direction], abs=1e-9)
         if theirs == "eccv":
-            assert metrics["map_r"] == pytest.approx(small["results"]["eccv_map_at_r"][side], abs=1e-9)
-            assert metrics["rprecision"] == pytest.approx(small["results"]["eccv_rprecision"][side], abs=1e-9)
+            assert metrics["map_r"] == pytest.approx(small["results"]["eccv_map_at_r"][direction], abs=1e-9)
+            assert metrics["rprecision"] == pytest.approx(small["results"]["eccv_rprecision"][direction], abs=1e-9)
 
 
 def real_case(notes):
@@ -198,20 +215,24 @@ def real_case(notes):
 
 @pytest.mark.parametrize(("protocol", "prefix"), [("eccv-caption", "eccv"), ("cxc", "cxc")])
 def test_protocols_on_the_real_ids(protocol, prefix):
-    x, y, wanted = real_case(golden("eccv_caption")[1])
+    x, y, expected = real_case(golden("eccv_caption")[1])
     published = coco_test()
     ids, owners = torch.from_numpy(published.image_ids), torch.from_numpy(published.owners)
     metrics = tercet.evaluate_embeddings(x.float(), y.float(), owners, protocol=protocol, image_ids=ids)
-    for side in ("i2t", "t2i"):
+    for direction in ("i2t", "t2i"):
         for k in (1, 5, 10):
-            assert metrics[f"{side}_r{k}"] == pytest.approx(100 * wanted[f"coco_5k_r{k}"][side], abs=0.02)
-            assert metrics[f"{prefix}_{side}_r{k}"] == pytest.approx(100 * wanted[f"{prefix}_r{k}"][side], abs=0.02)
+            assert metrics[f"{direction}_r{k}"] == pytest.approx(100 * expected[f"coco_5k_r{k}"][direction], abs=0.02)
+            assert metrics[f"{prefix}_{direction}_r{k}"] == pytest.approx(
+                100 * expected[f"{prefix}_r{k}"][direction], abs=0.02
+            )
         if prefix == "eccv":
-            assert metrics[f"eccv_{side}_map_r"] == pytest.approx(wanted["eccv_map_at_r"][side], abs=2e-4)
-            assert metrics[f"eccv_{side}_rprecision"] == pytest.approx(wanted["eccv_rprecision"][side], abs=2e-4)
+            assert metrics[f"eccv_{direction}_map_r"] == pytest.approx(expected["eccv_map_at_r"][direction], abs=2e-4)
+            assert metrics[f"eccv_{direction}_rprecision"] == pytest.approx(
+                expected["eccv_rprecision"][direction], abs=2e-4
+            )
     if prefix == "eccv":
         return
-    # Captions in any order are the same captions, where their ids say which they are.
+    # With caption ids, the order of captions does not matter.
     shuffled = torch.randperm(25000, generator=torch.Generator().manual_seed(0))
     again = tercet.evaluate_embeddings(
         x.float(), y.float()[shuffled], owners[shuffled], protocol=protocol, image_ids=ids,

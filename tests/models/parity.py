@@ -1,4 +1,4 @@
-"""Every number of the authors' programs beside ours. The tests and the table in docs/models.md both come from here.
+"""Comparison of our models with outputs of the authors' code, for the tests and for the table in docs/models.md.
 
 python -m tests.models.parity       # writes the table into docs/models.md
 """
@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 import tercet
 from tercet.models import build
-from tercet.models.gpo import GPO, position_codes
-from tercet.models.original import ORIGINALS, load_states, original_model
+from tercet.models.convert.state_dicts import CHECKPOINT_FORMATS, load_states, original_model
+from tercet.models.parts.gpo import GPO, position_codes
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = ROOT / "tests" / "goldens"
@@ -24,9 +24,9 @@ PAGE = ROOT / "docs" / "models.md"
 
 
 class Row(NamedTuple):
-    what: str
-    found: torch.Tensor
-    wanted: torch.Tensor
+    name: str
+    ours: torch.Tensor
+    theirs: torch.Tensor
 
 
 def golden(name):
@@ -38,7 +38,7 @@ def notes(name):
 
 
 def states_of(tensors, prefixes):
-    """The authors' state dicts, without the wrapper's `module.`."""
+    """The authors' state dicts, without the `module.` prefix of DataParallel."""
     return [
         {key.removeprefix(prefix).removeprefix("module."): t for key, t in tensors.items() if key.startswith(prefix)}
         for prefix in prefixes
@@ -47,8 +47,8 @@ def states_of(tensors, prefixes):
 
 def loaded(system, tensors, prefixes, options=None, **settings):
     states = states_of(tensors, prefixes)
-    model = build(system, **(ORIGINALS[system].settings(states, options or {}) | settings))
-    load_states(model, states, ORIGINALS[system].renames, "golden")
+    model = build(system, **(CHECKPOINT_FORMATS[system].settings(states, options or {}) | settings))
+    load_states(model, states, CHECKPOINT_FORMATS[system].renames, "golden")
     return model.eval()
 
 
@@ -58,8 +58,8 @@ def vsepp_encoders() -> Iterator[Row]:
         for no_norm in (0, 1):
             options = {"use_abs": bool(absolute), "no_imgnorm": bool(no_norm)}
             model = loaded("vsepp", g, ["state.0.", "state.1."], options)
-            wanted = g[f"out.img.abs{absolute}.noimgnorm{no_norm}"]
-            yield Row(f"images, abs {absolute}, no norm {no_norm}", model.encode_images(g["in.images"]), wanted)
+            theirs = g[f"out.img.abs{absolute}.noimgnorm{no_norm}"]
+            yield Row(f"images, abs {absolute}, no norm {no_norm}", model.encode_images(g["in.images"]), theirs)
         captions = model.encode_captions(g["in.captions"], g["in.lengths"])
         yield Row(f"captions, abs {absolute}", captions, g[f"out.txt.abs{absolute}"])
     yield Row("word embeddings", model.words.embedding(g["in.captions"]), g["out.txt_word_embedding"])
@@ -96,17 +96,17 @@ def vsrn(variant) -> Iterator[Row]:
     fresh = loaded("vsrn", g, ["state.0.", "state.1."], options).train()
     yield Row("training: images", fresh.encode_images(images), g["out.train_mode.img"])
     for kind in ("mean", "var"):
-        moved = getattr(fresh.blocks[0].norm, f"running_{kind}")
-        yield Row(f"training: running {kind}", moved, g[f"out.train_mode.bn1_running_{kind}"])
+        statistic = getattr(fresh.blocks[0].norm, f"running_{kind}")
+        yield Row(f"training: running {kind}", statistic, g[f"out.train_mode.bn1_running_{kind}"])
 
 
 def vsrn_captioner() -> Iterator[Row]:
     g = golden("vsrn_captioner")
     vsrn_states, states = golden("vsrn_f30k"), states_of(g, ["state.2."])
     all_states = [*states_of(vsrn_states, ["state.0.", "state.1."]), *states]
-    settings = ORIGINALS["vsrn"].settings(all_states, {"max_len": 12})
+    settings = CHECKPOINT_FORMATS["vsrn"].settings(all_states, {"max_len": 12})
     model = build("vsrn", **settings)
-    load_states(model, all_states, ORIGINALS["vsrn"].renames, "golden")
+    load_states(model, all_states, CHECKPOINT_FORMATS["vsrn"].renames, "golden")
     captioner = model.eval().captioner
     regions = g["in.gcn"].clone().requires_grad_()
     yield Row("log-probabilities", captioner.log_probabilities(regions, g["in.labels"]), g["out.logprobs"])
@@ -127,7 +127,7 @@ def vsrn_captioner() -> Iterator[Row]:
 
 
 def caption_ids(labels):
-    """The captions that the labels were made from; the first was longer than they can hold."""
+    """The captions that the labels were made from; the first is longer than the labels."""
     overlong = notes("vsrn_captioner")["overlong_caption_ids_row0"]
     rows = [overlong, *([int(n) for n in row if n] for row in labels[1:])]
     lengths = torch.tensor([len(row) for row in rows])
@@ -205,12 +205,12 @@ def vseinf_text(kind) -> Iterator[Row]:
         yield Row("captions, no norm", model.encode_captions(g["in.captions"], lengths), g["out.txt.no_txtnorm"])
 
 
-def container(system, file, outputs, **settings) -> Iterator[Row]:
+def checkpoint(system, file, outputs, **settings) -> Iterator[Row]:
     model = original_model(system, GOLDENS / file, **settings)
     images, text = (golden(name) for name in outputs)
     image_lengths = images["in.image_lengths"].long() if "in.image_lengths" in images else None
-    wanted = images["out.img.abs0.noimgnorm0"] if "out.img" not in images else images["out.img"]
-    yield Row("images", model.encode_images(images["in.images"], image_lengths), wanted)
+    theirs = images["out.img.abs0.noimgnorm0"] if "out.img" not in images else images["out.img"]
+    yield Row("images", model.encode_images(images["in.images"], image_lengths), theirs)
     captions = text["out.txt.abs0"] if "out.txt" not in text else text["out.txt"]
     yield Row("captions", model.encode_captions(text["in.captions"], text["in.lengths"].long()), captions)
     if "aoq" in file:
@@ -222,7 +222,7 @@ def _bert():
     return {"bert": {"model_type": "bert", **notes("vseinf_text_bert")["bert_config"]}}
 
 
-# golden (and the precision, where it has several) -> system, tolerance, its rows
+# golden (and precision, if there are several) -> system, tolerance, rows
 CASES: dict[str, tuple[str, float, Callable[[], Iterator[Row]]]] = {
     "vsepp_encoders": ("VSE++", 1e-5, vsepp_encoders),
     "vsrn_f30k": ("VSRN", 2e-5, lambda: vsrn("f30k")),
@@ -232,23 +232,25 @@ CASES: dict[str, tuple[str, float, Callable[[], Iterator[Row]]]] = {
     "vseinf_image_region": ("VSE-infinity", 2e-5, vseinf_image_region),
     "vseinf_text_bigru": ("VSE-infinity", 2e-5, lambda: vseinf_text("bigru")),
     "vseinf_text_bert": ("VSE-infinity", 2e-5, lambda: vseinf_text("bert")),
-    "ckpt_vsepp": ("VSE++", 1e-5, lambda: container("vsepp", "ckpt_vsepp.pth.tar", ["vsepp_encoders"] * 2)),
-    "ckpt_vsrn_f30k": ("VSRN", 2e-5, lambda: container("vsrn", "ckpt_vsrn_f30k.pth.tar", ["vsrn_f30k"] * 2)),
-    "ckpt_vsrn_coco": ("VSRN", 2e-5, lambda: container("vsrn", "ckpt_vsrn_coco.pth.tar", ["vsrn_coco"] * 2)),
+    "ckpt_vsepp": ("VSE++", 1e-5, lambda: checkpoint("vsepp", "ckpt_vsepp.pth.tar", ["vsepp_encoders"] * 2)),
+    "ckpt_vsrn_f30k": ("VSRN", 2e-5, lambda: checkpoint("vsrn", "ckpt_vsrn_f30k.pth.tar", ["vsrn_f30k"] * 2)),
+    "ckpt_vsrn_coco": ("VSRN", 2e-5, lambda: checkpoint("vsrn", "ckpt_vsrn_coco.pth.tar", ["vsrn_coco"] * 2)),
     "ckpt_aoq_vsrn": (
         "VSRN",
         2e-5,
-        lambda: container("vsrn", "ckpt_aoq_vsrn.pth.tar", ["vsrn_f30k"] * 2, caption_length=12),
+        lambda: checkpoint("vsrn", "ckpt_aoq_vsrn.pth.tar", ["vsrn_f30k"] * 2, caption_length=12),
     ),
     "ckpt_vseinf_region_bigru": (
         "VSE-infinity",
         2e-5,
-        lambda: container("vse-infinity", "ckpt_vseinf_region_bigru.pth", ["vseinf_image_region", "vseinf_text_bigru"]),
+        lambda: checkpoint(
+            "vse-infinity", "ckpt_vseinf_region_bigru.pth", ["vseinf_image_region", "vseinf_text_bigru"]
+        ),
     ),
     "ckpt_vseinf_region_bert": (
         "VSE-infinity",
         2e-5,
-        lambda: container(
+        lambda: checkpoint(
             "vse-infinity", "ckpt_vseinf_region_bert.pth", ["vseinf_image_region", "vseinf_text_bert"], **_bert()
         ),
     ),
@@ -256,7 +258,7 @@ CASES: dict[str, tuple[str, float, Callable[[], Iterator[Row]]]] = {
 
 
 def all_cases():
-    """With those of the systems that have a file of their own."""
+    """All cases, including the systems with a file of their own."""
     from tests.models import parity_attention, parity_xvlm
 
     return CASES | parity_attention.CASES | parity_xvlm.CASES
@@ -265,11 +267,11 @@ def all_cases():
 def table() -> str:
     lines = ["| system | golden | compared | largest error | tolerance |", "|---|---|---|---|---|"]
     for name, (system, tolerance, rows) in all_cases().items():
-        found = list(rows())
-        largest = max(float((row.found.detach().double() - row.wanted.double()).abs().max()) for row in found)
-        # Rounded up to a power of ten: other machines differ in the last digits.
-        shown = "0" if largest == 0 else f"< 1e{math.ceil(math.log10(largest))}"
-        lines.append(f"| {system} | `{name}` | {len(found)} | {shown} | {tolerance:g} |")
+        compared = list(rows())
+        largest = max(float((row.ours.detach().double() - row.theirs.double()).abs().max()) for row in compared)
+        # Rounded up to a power of ten: the last digits differ between machines.
+        bound = "0" if largest == 0 else f"< 1e{math.ceil(math.log10(largest))}"
+        lines.append(f"| {system} | `{name}` | {len(compared)} | {bound} | {tolerance:g} |")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""CLIP and SigLIP from a folder: equal to transformers' own, trained with a learned scale and bias."""
+"""CLIP and SigLIP from a folder: equal to transformers' models, trained with a learned scale and bias."""
 
 import json
 from dataclasses import asdict
@@ -7,25 +7,25 @@ import pytest
 import torch
 
 import tercet
-from tercet.contracts import Matcher
 from tercet.data.scenes import scenes
+from tercet.interfaces import Matcher
 from tercet.models import build
-from tercet.training.learned_scale import fitted, objective_for, scale_and_bias
-from tests.models.tiny_clips import SAVED
+from tercet.training.step import objective_for, scale_and_bias, with_model_bias
+from tests.tiny_models import SAVED_DUAL_ENCODERS
 
 PIXELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 CAPTIONS = torch.tensor([[1, 5, 6, 7, 2], [1, 8, 2, 0, 0], [1, 4, 9, 2, 0], [1, 2, 0, 0, 0]])
 LENGTHS = torch.tensor([5, 3, 4, 2])
 
 
-@pytest.fixture(scope="module", params=SAVED)
+@pytest.fixture(scope="module", params=SAVED_DUAL_ENCODERS)
 def folder(request, tmp_path_factory):
     texts = scenes("train", 50).as_split("global").texts
-    return SAVED[request.param](tmp_path_factory.mktemp(request.param), texts)
+    return SAVED_DUAL_ENCODERS[request.param](tmp_path_factory.mktemp(request.param), texts)
 
 
-def test_equal_to_the_published_program(folder):
-    """Captions one by one, as its users feed them: CLIP without padding, SigLIP padded to its full length."""
+def test_equal_to_transformers(folder):
+    """Captions one by one, as they are usually fed: CLIP without padding, SigLIP padded to the maximum length."""
     from transformers import AutoModel
 
     theirs, model = AutoModel.from_pretrained(folder).eval(), build("clip", clip=folder).eval()
@@ -37,20 +37,20 @@ def test_equal_to_the_published_program(folder):
             ids = CAPTIONS[row : row + 1, :length]
             if theirs.config.model_type == "siglip":
                 ids = torch.nn.functional.pad(ids, (0, 48 - int(length)))
-            found = theirs(input_ids=ids, pixel_values=PIXELS)
-            torch.testing.assert_close(captions[row], found.text_embeds[0], rtol=0, atol=1e-6)
-            torch.testing.assert_close(images, found.image_embeds, rtol=0, atol=1e-6)
+            output = theirs(input_ids=ids, pixel_values=PIXELS)
+            torch.testing.assert_close(captions[row], output.text_embeds[0], rtol=0, atol=1e-6)
+            torch.testing.assert_close(images, output.image_embeds, rtol=0, atol=1e-6)
             scale, bias = model.scale_and_bias()
-            wanted = scale * S[:, row] + (0 if bias is None else bias)
-            torch.testing.assert_close(wanted, found.logits_per_image[:, 0], rtol=0, atol=1e-5)
+            expected = scale * S[:, row] + (0 if bias is None else bias)
+            torch.testing.assert_close(expected, output.logits_per_image[:, 0], rtol=0, atol=1e-5)
 
 
 def test_padding_has_no_effect(folder):
     model = build("clip", clip=folder).double().eval()
-    spoilt = torch.nn.functional.pad(CAPTIONS, (0, 3), value=7)
-    spoilt[torch.arange(8) >= LENGTHS[:, None]] = 9
+    corrupted = torch.nn.functional.pad(CAPTIONS, (0, 3), value=7)
+    corrupted[torch.arange(8) >= LENGTHS[:, None]] = 9
     with torch.no_grad():
-        torch.testing.assert_close(model.encode_captions(spoilt, LENGTHS), model.encode_captions(CAPTIONS, LENGTHS))
+        torch.testing.assert_close(model.encode_captions(corrupted, LENGTHS), model.encode_captions(CAPTIONS, LENGTHS))
 
 
 def test_saved_and_loaded_without_the_folder(folder):
@@ -65,24 +65,24 @@ def test_saved_and_loaded_without_the_folder(folder):
 @pytest.mark.parametrize("name", ["nt-xent", "sigmoid", "cir/sig-ms", "triplet-sh"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_gradients_of_scale_and_bias_are_those_of_autograd(folder, name, streamed):
-    """Of the objective's own scale and bias, whichever objective it is."""
+    """For any objective."""
     model = build("clip", clip=folder).double()
     images, captions = model.encode_images(PIXELS.double()), model.encode_captions(CAPTIONS, LENGTHS)
     objective = tercet.objective(name, **({"temperature": 1.0} if name in ("nt-xent", "sigmoid") else {}))
     scale, bias = model.scale_and_bias()
     bias = torch.tensor(-0.3, dtype=torch.float64, requires_grad=True) if bias is None else bias
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         objective(images, captions, scale=scale, bias=bias, streamed=streamed),
         [scale, bias, *weights],
         retain_graph=True,
         allow_unused=True,
     )
     S = scale * (images @ captions.T) + bias
-    wanted = torch.autograd.grad(
+    expected = torch.autograd.grad(
         S, [scale, bias, *weights], objective.pair_gradient(S.detach()), retain_graph=True, allow_unused=True
     )
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(gradients, expected, strict=True):
         if ours is None or theirs is None:
             assert ours is None or not ours.any()
             assert theirs is None or not theirs.any()
@@ -98,11 +98,11 @@ def test_nt_xent_and_sigmoid_are_the_published_losses(folder):
     siglip = theirs.config.model_type == "siglip"
     ids = torch.nn.functional.pad(CAPTIONS, (0, 43)) if siglip else CAPTIONS
     mask = None if siglip else (torch.arange(5) < LENGTHS[:, None]).long()
-    wanted = theirs(input_ids=ids, attention_mask=mask, pixel_values=PIXELS, return_loss=True).loss
-    objective = fitted(objective_for("clip", "sigmoid" if siglip else "nt-xent", {}), model, {})
+    expected = theirs(input_ids=ids, attention_mask=mask, pixel_values=PIXELS, return_loss=True).loss
+    objective = with_model_bias(objective_for("clip", "sigmoid" if siglip else "nt-xent", {}), model, {})
     scale, bias = scale_and_bias(model, objective, {})
-    found = objective(model.encode_images(PIXELS), model.encode_captions(CAPTIONS, LENGTHS), scale=scale, bias=bias)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+    loss = objective(model.encode_images(PIXELS), model.encode_captions(CAPTIONS, LENGTHS), scale=scale, bias=bias)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_a_named_temperature_is_fixed_and_margins_see_cosines(folder):
@@ -114,9 +114,9 @@ def test_a_named_temperature_is_fixed_and_margins_see_cosines(folder):
     assert scale_and_bias(model, objective_for("clip", "cir/sig-ms", {}), {}) == (None, None)
     has_bias = model.scale_and_bias()[1] is not None
     sigmoid = objective_for("clip", "sigmoid", {})
-    assert fitted(sigmoid, model, {}).settings["bias"] == (0 if has_bias else -10)
+    assert with_model_bias(sigmoid, model, {}).settings["bias"] == (0 if has_bias else -10)
     named = {"bias": -3.0}
-    sigmoid = fitted(objective_for("clip", "sigmoid", named), model, named)
+    sigmoid = with_model_bias(objective_for("clip", "sigmoid", named), model, named)
     assert sigmoid.settings["bias"] == -3
     assert scale_and_bias(model, sigmoid, named)[1] is None
     assert objective_for("heads", "nt-xent", {}).settings["temperature"] == 0.1
@@ -124,7 +124,7 @@ def test_a_named_temperature_is_fixed_and_margins_see_cosines(folder):
 
 @pytest.mark.parametrize("objective", ["nt-xent", "sigmoid", "cir/sig-ms"])
 @pytest.mark.parametrize("trained", ["whole", "heads"])
-def test_fine_tuned_on_pictures_and_loaded_again(folder, objective, trained, tmp_path):
+def test_fine_tuned_on_images_and_loaded_again(folder, objective, trained, tmp_path):
     run = tercet.train(
         data="scenes:40",
         model="clip",
@@ -143,19 +143,18 @@ def test_fine_tuned_on_pictures_and_loaded_again(folder, objective, trained, tmp
     assert ("model.logit_scale" in moved) == scale_moves
     assert any("layers.0" in name for name in moved) == (trained == "whole")
     assert model.embed_texts(["a red circle", "two squares"]).shape[0] == 2
-    assert model.reading.pixels.side == 32
+    assert model.preprocessor.pixels.side == 32
 
 
-def test_it_learns_32_scenes_by_heart_and_its_scale_grows(folder):
-    made = scenes("train", 32).as_split("global")
-    from tercet.data.pictures import Pictures
-    from tercet.data.pixels import Pixels
-    from tercet.data.pretrained_pixels import pretrained_pixels
-    from tercet.data.text.tokens import pretrained_tokens_of
+def test_it_overfits_32_scenes_and_its_scale_grows(folder):
+    split = scenes("train", 32).as_split("global")
+    from tercet.data.image_io import ImageFiles
+    from tercet.data.text.tokenized import tokenize_pretrained
+    from tercet.data.transforms import Pixels, pretrained_transform
 
-    images = Pixels(Pictures(list(made.pictures)), pretrained_pixels(folder)).take(torch.arange(32))[0]
-    texts = [f"{text} {number}" for number, text in enumerate(made.texts[::5])]  # distinct, whatever they say
-    ids, lengths = pretrained_tokens_of(texts, folder, longest=48).take(torch.arange(32))
+    images = Pixels(ImageFiles(list(split.image_files)), pretrained_transform(folder)).take(torch.arange(32))[0]
+    texts = [f"{text} {index}" for index, text in enumerate(split.texts[::5])]  # all distinct
+    ids, lengths = tokenize_pretrained(texts, folder, max_length=48).take(torch.arange(32))
     model = build("clip", clip=folder)
     objective = objective_for("clip", "nt-xent", {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -173,20 +172,20 @@ def test_it_learns_32_scenes_by_heart_and_its_scale_grows(folder):
     assert model.scale_and_bias()[0].item() > first
 
 
-def test_what_is_no_dual_encoder_is_told():
-    with pytest.raises(ValueError, match="no dual encoder"):
+def test_other_models_are_refused():
+    with pytest.raises(ValueError, match="not a dual encoder"):
         build("clip", clip={"model_type": "bert", "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1})
     with pytest.raises(ValueError, match="neither on this machine"):
         build("clip", clip="no/such-model")
 
 
-def test_the_weights_it_begins_with_make_the_run(folder, tmp_path):
+def test_the_initial_weights_are_part_of_the_run_identity(folder, tmp_path):
     import shutil
 
     from safetensors.torch import load_file, save_file
 
-    from tercet.training.config import train_settings
-    from tercet.training.run import resolve
+    from tercet.training.settings import train_settings
+    from tercet.training.train import resolve
 
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -198,7 +197,7 @@ def test_the_weights_it_begins_with_make_the_run(folder, tmp_path):
     assert resolve(settings)[2]["pretrained"] != first
 
 
-def test_a_folder_without_its_tokenizer_is_told(folder, tmp_path):
+def test_a_folder_without_tokenizer_is_refused(folder, tmp_path):
     import shutil
 
     copy = tmp_path / "copy"

@@ -1,4 +1,4 @@
-"""X-VLM: its methods, matching and hard negatives, its checkpoints, and re-ranking."""
+"""X-VLM: interface, matching and hard negatives, checkpoints, re-ranking."""
 
 import doctest
 import json
@@ -9,35 +9,16 @@ import pytest
 import torch
 
 import tercet
-from tercet.contracts import Matcher
 from tercet.evaluation.rerank import UNRANKED, rerank
-from tercet.models.checkpoint import read_checkpoint
-from tercet.models.original import load_states
+from tercet.interfaces import Matcher
+from tercet.models.convert.safe_load import read_checkpoint
+from tercet.models.convert.state_dicts import load_states
+from tercet.models.convert.xvlm import RENAMES, convert_states, infer_settings, resize_position_table
 from tercet.models.xvlm import XVLM, Negatives, XVLMSettings, draw_negatives
-from tercet.models.xvlm_import import RENAMES, converted, resized_table, settings_of_states
 from tests.models.parity import GOLDENS, golden, states_of
 from tests.models.parity_xvlm import text_config, xvlm
+from tests.tiny_models import BERT, SWIN
 
-SWIN = {
-    "model_type": "swin",
-    "image_size": 32,
-    "embed_dim": 8,
-    "depths": [2, 2],
-    "num_heads": [1, 2],
-    "window_size": 4,
-    "drop_path_rate": 0.0,
-}
-BERT = {
-    "model_type": "bert",
-    "vocab_size": 30,
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 16,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
 PIXELS = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 CAPTIONS = torch.randint(4, 30, (4, 7), generator=torch.Generator().manual_seed(2))
 LENGTHS = torch.tensor([7, 3, 1, 5])
@@ -45,7 +26,7 @@ LENGTHS = torch.tensor([7, 3, 1, 5])
 
 def make(seed=0, **settings):
     torch.manual_seed(seed)
-    return XVLM(XVLMSettings(**{"vision": SWIN, "text": BERT, "fusion_layer": 1, "joint_dim": 8} | settings))
+    return XVLM(XVLMSettings(**{"vision": SWIN, "text": BERT, "fusion_layer": 1, "embed_dim": 8} | settings))
 
 
 def same_ids(*ids):
@@ -53,7 +34,7 @@ def same_ids(*ids):
 
 
 def matching_loss(model, positives, seed=0):
-    """And what was drawn for it."""
+    """The matching loss, and the negatives sampled for it."""
     tokens, states = model.image_tokens(PIXELS), model.word_states(CAPTIONS, LENGTHS)
     S = model.similarity(model.image_features(tokens), model.caption_features(states))
     generator = torch.Generator().manual_seed(seed)
@@ -61,7 +42,7 @@ def matching_loss(model, positives, seed=0):
     return model.matching_loss(tokens, states, LENGTHS, drawn), drawn
 
 
-def test_the_methods_of_the_design_give_the_same_in_any_order_and_every_time():
+def test_the_interface_is_deterministic_and_independent_of_order():
     model = make().double().eval()
     assert isinstance(model, Matcher)
     order = torch.tensor([2, 0, 3, 1])
@@ -77,20 +58,20 @@ def test_the_methods_of_the_design_give_the_same_in_any_order_and_every_time():
 
 def test_padding_of_captions_has_no_effect():
     model = make().double().eval()
-    spoilt = CAPTIONS.clone()
-    spoilt[torch.arange(7) >= LENGTHS[:, None]] = 9
-    wider = torch.nn.functional.pad(spoilt, (0, 5), value=3)
+    corrupted = CAPTIONS.clone()
+    corrupted[torch.arange(7) >= LENGTHS[:, None]] = 9
+    wider = torch.nn.functional.pad(corrupted, (0, 5), value=3)
     with torch.no_grad():
         tokens, states = model.image_tokens(PIXELS.double()), model.word_states(CAPTIONS, LENGTHS)
         again = model.word_states(wider, LENGTHS)
         torch.testing.assert_close(model.caption_features(again), model.caption_features(states))
         torch.testing.assert_close(model.match(tokens, again, LENGTHS), model.match(tokens, states, LENGTHS))
-        states[torch.arange(7) >= LENGTHS[:, None]] = 1e3  # lengths alone say what is padding
+        states[torch.arange(7) >= LENGTHS[:, None]] = 1e3  # only lengths define what is padding
         torch.testing.assert_close(model.match(tokens, states, LENGTHS), model.match(tokens, again, LENGTHS))
 
 
 @pytest.mark.parametrize("wrong", [[0, 3, 1, 5], [8, 3, 1, 5], [3]])
-def test_wrong_lengths_are_told(wrong, without_shape_checks):
+def test_wrong_lengths_are_reported(wrong, without_shape_checks):
     model = make()
     with pytest.raises(ValueError, match="lengths of captions"):
         model.encode_captions(CAPTIONS, torch.tensor(wrong))
@@ -103,16 +84,19 @@ def test_wrong_lengths_are_told(wrong, without_shape_checks):
     [
         ({"fusion_layer": 0}, "fusion_layer must be from 1 to 2, got 0"),
         ({"fusion_layer": 3}, "fusion_layer must be from 1 to 2, got 3"),
-        ({"text": {"model_type": "distilbert", "n_layers": 1, "dim": 8, "n_heads": 1}}, "is a BERT, not distilbert"),
-        ({"vision": SWIN | {"window_size": 5}}, "windows of 5 do not fit into the Swin's last map of 4 x 4"),
+        (
+            {"text": {"model_type": "distilbert", "n_layers": 1, "dim": 8, "n_heads": 1}},
+            "must be a BERT, got distilbert",
+        ),
+        ({"vision": SWIN | {"window_size": 5}}, "window_size 5 is larger than the Swin's last feature map, 4 x 4"),
     ],
 )
-def test_wrong_settings_are_told(settings, message):
+def test_wrong_settings_are_reported(settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings)
 
 
-def test_images_of_another_size_are_told_and_leave_the_windows_alone():
+def test_images_of_another_size_are_refused_and_leave_the_windows_unchanged():
     model = make().eval()
     before = model.encode_images(PIXELS)
     with pytest.raises(ValueError, match="takes images of 32 x 32 pixels, got"):
@@ -132,12 +116,11 @@ def test_a_model_built_from_its_own_settings_takes_its_weights():
     )
 
 
-def test_published_towers_are_the_start(tmp_path):
-    """All layers of a BERT are used, those beside the image too; attention to the image is new."""
+def test_pretrained_towers_are_loaded(tmp_path):
+    """All layers of a BERT are used, the fusion layers too; the cross attention is newly initialized."""
     import transformers as t
 
-    known = {key: value for key, value in BERT.items() if key != "model_type"}
-    bert = t.BertModel(t.BertConfig(**known))
+    bert = t.BertModel(t.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"}))
     bert.save_pretrained(tmp_path / "bert")
     swin = t.SwinModel(t.SwinConfig(**{key: value for key, value in SWIN.items() if key != "model_type"})).eval()
     swin.save_pretrained(tmp_path / "swin")
@@ -167,7 +150,7 @@ def test_hard_negatives_are_never_of_the_same_id_and_follow_the_similarity():
 
 
 def test_hard_negatives_of_unequal_numbers_of_images_and_captions():
-    """Image 0 owns captions 0 and 1, image 1 owns caption 2; only one draw is possible for each but image 1."""
+    """Image 0 owns captions 0 and 1, image 1 owns caption 2; all but image 1 have exactly one candidate."""
     positives = torch.tensor([[True, True, False], [False, False, True]])
     drawn = draw_negatives(torch.zeros(2, 3), positives, temperature=0.07)
     assert drawn.images.tolist() == [1, 1, 0]
@@ -185,13 +168,13 @@ def test_hard_negatives_are_the_same_with_the_same_generator():
     assert torch.equal(a.captions, b.captions)
 
 
-def test_a_batch_of_one_image_has_pairs_alone():
+def test_a_batch_of_one_image_has_no_negatives():
     model = make()
     loss, drawn = matching_loss(model, same_ids(3, 3, 3, 3))
     assert (drawn.images == -1).all()
     assert (drawn.captions == -1).all()
     tokens, states = model.image_tokens(PIXELS), model.word_states(CAPTIONS, LENGTHS)
-    matched = model.matching(tokens, states, LENGTHS).log_softmax(dim=1)[:, 1]
+    matched = model.matching_logits(tokens, states, LENGTHS).log_softmax(dim=1)[:, 1]
     torch.testing.assert_close(loss, -matched.mean())
     loss.backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
@@ -202,14 +185,14 @@ def test_matching_loss_is_the_mean_over_the_combinations_that_exist():
     tokens, states = model.image_tokens(PIXELS.double()), model.word_states(CAPTIONS, LENGTHS)
     negatives = Negatives(images=torch.tensor([1, -1, 0, 2]), captions=torch.tensor([3, 2, -1, -1]))
     combinations = [(i, i, 1) for i in range(4)] + [(1, 0, 0), (0, 2, 0), (2, 3, 0)] + [(0, 3, 0), (1, 2, 0)]
-    each = [
-        -model.matching(tokens[[i]], states[[c]], LENGTHS[[c]]).log_softmax(dim=1)[0, matched]
+    losses = [
+        -model.matching_logits(tokens[[i]], states[[c]], LENGTHS[[c]]).log_softmax(dim=1)[0, matched]
         for i, c, matched in combinations
     ]
-    torch.testing.assert_close(model.matching_loss(tokens, states, LENGTHS, negatives), torch.stack(each).mean())
+    torch.testing.assert_close(model.matching_loss(tokens, states, LENGTHS, negatives), torch.stack(losses).mean())
 
 
-def test_every_parameter_is_trained_and_it_learns_four_pairs_by_heart():
+def test_every_parameter_is_trained_and_it_overfits_four_pairs():
     model, positives = make().train(), same_ids(0, 1, 2, 3)
     objective = tercet.objective("nt-xent", temperature=1.0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -224,10 +207,10 @@ def test_every_parameter_is_trained_and_it_learns_four_pairs_by_heart():
     with torch.no_grad():
         tokens, states = model.image_tokens(PIXELS), model.word_states(CAPTIONS, LENGTHS)
         S = model.similarity(model.image_features(tokens), model.caption_features(states))
-        found = rerank(S, lambda i, c: model.match(tokens[i], states[c], LENGTHS[c]), k=4)
+        reranked = rerank(S, lambda i, c: model.match(tokens[i], states[c], LENGTHS[c]), k=4)
     assert tercet.evaluate(S, positives)["rsum"] == 600
-    assert tercet.evaluate(found.i2t, positives)["i2t_r1"] == 100
-    assert tercet.evaluate(found.t2i, positives)["t2i_r1"] == 100
+    assert tercet.evaluate(reranked.i2t, positives)["i2t_r1"] == 100
+    assert tercet.evaluate(reranked.t2i, positives)["t2i_r1"] == 100
 
 
 def test_bfloat16_autocast_works():
@@ -240,14 +223,14 @@ def test_bfloat16_autocast_works():
 
 def test_a_checkpoint_for_other_windows_and_images_gets_larger_tables():
     states = read_checkpoint(GOLDENS / "ckpt_xvlm_pretrained.pth").states
-    small, vision = xvlm(states), settings_of_states(states, {})["vision"]
+    small, vision = xvlm(states), infer_settings(states, {})["vision"]
     large = xvlm(states, vision=vision | {"image_size": 192, "window_size": 6})
     assert large.encode_images(torch.randn(1, 3, 192, 192)).shape == (1, 12)
     tables = {key: tensor for key, tensor in small.state_dict().items() if key.endswith("bias_table")}
     assert len(tables) == 8
     for key, table in tables.items():
-        torch.testing.assert_close(large.state_dict()[key], resized_table(table, 6))
-    assert resized_table(table, 3) is table
+        torch.testing.assert_close(large.state_dict()[key], resize_position_table(table, 6))
+    assert resize_position_table(table, 3) is table
 
 
 @pytest.mark.parametrize(
@@ -260,58 +243,58 @@ def test_a_checkpoint_for_other_windows_and_images_gets_larger_tables():
             lambda state: {key: t for key, t in state.items() if not key.endswith("1.blocks.0.attn.qkv.bias")},
             "missing: .*q_proj.bias",
         ),
-        (lambda state: state | {"text_proj.weight": torch.zeros(3, 24)}, "of another shape: text_proj.weight"),
+        (lambda state: state | {"text_proj.weight": torch.zeros(3, 24)}, "wrong shape: text_proj.weight"),
     ],
 )
-def test_every_tensor_of_a_checkpoint_finds_its_place(change, message):
+def test_tensors_of_a_checkpoint_that_do_not_fit_are_reported(change, message):
     state = states_of(golden("xvlm_retrieval"), ["state."])[0]
-    model = XVLM(XVLMSettings(**settings_of_states([state], {}) | {"text": text_config()}))
+    model = XVLM(XVLMSettings(**infer_settings([state], {}) | {"text": text_config()}))
     with pytest.raises(ValueError, match=message):
-        load_states(model, converted([change(state)], model), RENAMES, "file")
+        load_states(model, convert_states([change(state)], model), RENAMES, "file")
 
 
 def test_the_heads_of_a_published_bert_are_64_wide():
     state = states_of(golden("xvlm_retrieval"), ["state."])[0]
-    found = settings_of_states([state], {})
-    assert found["vision"]["image_size"] == 96
-    assert found["vision"]["num_heads"] == [1, 2, 2, 4]
-    assert found["fusion_layer"] == 2
-    assert found["text"]["num_attention_heads"] == 1
-    own = {key: value for key, value in found["text"].items() if key != "num_attention_heads"}
-    assert own.items() <= text_config().items()
+    inferred = infer_settings([state], {})
+    assert inferred["vision"]["image_size"] == 96
+    assert inferred["vision"]["num_heads"] == [1, 2, 2, 4]
+    assert inferred["fusion_layer"] == 2
+    assert inferred["text"]["num_attention_heads"] == 1
+    other = {key: value for key, value in inferred["text"].items() if key != "num_attention_heads"}
+    assert other.items() <= text_config().items()
 
 
-def pair_numbers(images, captions):
+def pair_codes(images, captions):
     return (10 * images + captions).float()
 
 
-def test_reranking_looks_at_the_top_k_of_each_direction_once():
+def test_reranking_matches_the_top_k_of_each_direction_once():
     S = torch.tensor([[0.9, 0.1, 0.5], [0.8, 0.3, 0.2]])
-    asked = []
+    matched_pairs = []
 
     def match(images, captions):
-        asked.extend(zip(images.tolist(), captions.tolist(), strict=True))
-        return pair_numbers(images, captions)
+        matched_pairs.extend(zip(images.tolist(), captions.tolist(), strict=True))
+        return pair_codes(images, captions)
 
-    found = rerank(S, match, k=1, pairs_at_once=2)
+    reranked = rerank(S, match, k=1, batch_size=2)
     no = UNRANKED
-    assert found.i2t.tolist() == [[0, no, no], [10, no, no]]
-    assert found.t2i.tolist() == [[0, no, 2], [no, 11, no]]
-    assert sorted(asked) == [(0, 0), (0, 2), (1, 0), (1, 1)]
+    assert reranked.i2t.tolist() == [[0, no, no], [10, no, no]]
+    assert reranked.t2i.tolist() == [[0, no, 2], [no, 11, no]]
+    assert sorted(matched_pairs) == [(0, 0), (0, 2), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("k", [3, 4, 1000])
 def test_with_more_k_than_candidates_all_are_matched(k):
     S = torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
-    found = rerank(S, pair_numbers, k=k)
+    reranked = rerank(S, pair_codes, k=k)
     everything = torch.tensor([[0.0, 1, 2], [10, 11, 12]])
-    assert torch.equal(found.i2t, everything)
-    assert torch.equal(found.t2i, everything)
+    assert torch.equal(reranked.i2t, everything)
+    assert torch.equal(reranked.t2i, everything)
 
 
 def test_k_must_be_positive():
     with pytest.raises(ValueError, match="k must be at least 1"):
-        rerank(torch.rand(2, 2), pair_numbers, k=0)
+        rerank(torch.rand(2, 2), pair_codes, k=0)
 
 
 def test_the_example_of_reranking_is_true():

@@ -1,4 +1,4 @@
-"""The batches that tests of objectives look at; none is square unless its name says so."""
+"""Batches for tests of objectives; none is square unless its name says so."""
 
 from typing import NamedTuple
 
@@ -38,8 +38,8 @@ CASES = {
     "square 6 x 6": _by_ids(list(range(6)), list(range(6)), seed=8),
 }
 for spread in (5, 20, 50):  # exponents reach their bound of 60
-    narrow = _by_ids([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 0, 1, 2, 3], seed=spread)
-    CASES[f"spread {spread}, 5 x 9"] = narrow._replace(similarity=narrow.similarity * spread)
+    unscaled = _by_ids([0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 0, 1, 2, 3], seed=spread)
+    CASES[f"spread {spread}, 5 x 9"] = unscaled._replace(similarity=unscaled.similarity * spread)
 
 # Dyadic similarities: sums and differences with a slack or margin of 1/8 are exact, so that every tie is a tie.
 _dyadic = _by_ids([0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2, 3, 3], seed=9)

@@ -1,12 +1,12 @@
-"""Compile every objective as one graph and compare with eager: run by test_compile.py in a process of its own.
+"""Compile every objective as one graph and compare with eager: test_compile.py runs it in a separate process.
 
-The shape checkers of the test run cannot be traced, and a user does not have them.
+The shape checkers of the test run cannot be traced, and users do not have them.
 """
 
 import torch
 
 import tercet
-from tercet.objectives import CATALOGUE
+from tercet.objectives import OBJECTIVES
 
 OWNERS = torch.arange(4).repeat_interleave(3)
 
@@ -35,5 +35,5 @@ def own_gradient(similarity, positives):
 
 
 if __name__ == "__main__":
-    for name in [*CATALOGUE, own_gradient]:
+    for name in [*OBJECTIVES, own_gradient]:
         print(getattr(name, "__name__", name), f"{largest_difference(name):.1e}", flush=True)

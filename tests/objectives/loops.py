@@ -1,4 +1,4 @@
-"""Every objective again, in plain Python loops over numbers, straight from its equation. Slow and obvious.
+"""Reference implementation of every objective: plain Python loops written from its equation.
 
 A row objective takes one anchor's similarities as {candidate: s} for its positives and its negatives, and `others`,
 all positive pairs of the batch as {(anchor, candidate): s}; it returns {candidate: dL/dS} and the anchor's value
@@ -77,7 +77,7 @@ def smooth_ap(o, anchor, positives, negatives, others):
 
 
 def sigmoid(o, anchor, positives, negatives, others):
-    share = 0.5 if o.reduction == "sum" else 1.0  # every pair once, each direction half; a mean halves by itself
+    share = 0.5 if o.reduction == "sum" else 1.0  # every pair once, half per direction; the mean already halves
     gradient, value = defaultdict(float), 0.0
     for candidates, z in ((positives, 1), (negatives, -1)):
         for j, s in candidates.items():
@@ -163,14 +163,14 @@ def both_directions(o: RowObjective, similarity, positives, ignored=None):
 
 def one_direction(o, S, P, out):
     row_objective = LOOPS.get(o.name, goal)
-    usable = [[j for j in range(len(S[a])) if not out[a][j]] for a in range(len(S))]
-    others = {(a, j): S[a][j] for a in range(len(S)) for j in usable[a] if P[a][j]}
-    anchors = [a for a in range(len(S)) if any(P[a][j] for j in usable[a])]
+    allowed = [[j for j in range(len(S[a])) if not out[a][j]] for a in range(len(S))]
+    others = {(a, j): S[a][j] for a in range(len(S)) for j in allowed[a] if P[a][j]}
+    anchors = [a for a in range(len(S)) if any(P[a][j] for j in allowed[a])]
     weight = 1.0 if o.reduction == "sum" else 0.5 / max(1, len(anchors))
     G, total = [[0.0] * len(row) for row in S], 0.0
     for a in anchors:
-        positives = {j: S[a][j] for j in usable[a] if P[a][j]}
-        negatives = {j: S[a][j] for j in usable[a] if not P[a][j]}
+        positives = {j: S[a][j] for j in allowed[a] if P[a][j]}
+        negatives = {j: S[a][j] for j in allowed[a] if not P[a][j]}
         gradient, value = row_objective(o, a, positives, negatives, others)
         for j, g in gradient.items():
             G[a][j] = weight * g

@@ -1,4 +1,4 @@
-"""The dense path compiles as one graph and gives the eager gradient to 1e-6."""
+"""The dense path compiles as one graph, and its gradient equals the eager one to 1e-6."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.objectives import CATALOGUE
+from tercet.objectives import OBJECTIVES
 
 
 @pytest.mark.slow
@@ -15,13 +15,13 @@ def test_every_objective_compiles_as_one_graph_and_agrees_with_eager():
     run = subprocess.run([sys.executable, script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     differences = {line.split()[0]: float(line.split()[1]) for line in run.stdout.splitlines()}
-    assert list(differences) == [*CATALOGUE, "own_gradient"]
+    assert list(differences) == [*OBJECTIVES, "own_gradient"]
     assert max(differences.values()) < 1e-6, differences
 
 
 @pytest.mark.slow
-def test_compiled_smooth_ap_makes_no_cube():
-    """Peak memory of the process over a batch whose cube would be 400 MB."""
+def test_compiled_smooth_ap_allocates_no_3d_tensor():
+    """Peak memory of the process on a batch whose anchor x candidate x candidate tensor would be 400 MB."""
     program = """
 import torch, tercet, resource
 o = tercet.objective("smooth-ap")
@@ -39,7 +39,7 @@ print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     eager = program.replace("torch.compile(", "(").replace(", fullgraph=True)", ")")
     peaks = [
-        int(subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, check=True).stdout.split()[1])
-        for each in (program, eager)
+        int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()[1])
+        for code in (program, eager)
     ]
-    assert peaks[0] - peaks[1] < 300 * 1024  # kB; what the compiler itself takes
+    assert peaks[0] - peaks[1] < 300 * 1024  # kB, used by the compiler itself

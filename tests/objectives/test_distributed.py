@@ -1,4 +1,4 @@
-"""One process on the whole batch equals 2 and 3 processes on unequal parts of it, after DDP's averaging, to 1e-10."""
+"""One process on the whole batch equals 2 and 3 ranks with unequal shards of it, averaged by DDP, to 1e-10."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import tercet
-from tercet.objectives import CATALOGUE, WITH_MINED
+from tercet.objectives import AOQ_OBJECTIVES, OBJECTIVES
 
-EVERY = [(name, reduction) for name in CATALOGUE for reduction in ("sum", "mean")]
+EVERY = [(name, reduction) for name in OBJECTIVES for reduction in ("sum", "mean")]
 IMAGES = [4, 1, 3]  # rows of each rank
 CAPTIONS = [5, 4, 6]
 
@@ -26,11 +26,11 @@ class Towers(nn.Module):
 
     def forward(self, images, captions):
         encoded = (self.image(images), self.caption(captions))
-        return *(nn.functional.normalize(each) for each in encoded), self.scale, self.bias
+        return *(nn.functional.normalize(embeddings) for embeddings in encoded), self.scale, self.bias
 
 
 def batch(world):
-    """What each rank holds; ids repeat within and across ranks, and one image has no caption anywhere."""
+    """The shard of each rank; ids repeat within and across ranks, and one image has no caption on any rank."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(sum(IMAGES[:world]), 5, generator=generator, dtype=torch.float64)
     captions = torch.randn(sum(CAPTIONS[:world]), 5, generator=generator, dtype=torch.float64)
@@ -41,12 +41,12 @@ def batch(world):
     return list(zip(*(column.split(sizes[:world]) for column, sizes in columns), strict=True))
 
 
-def results(model, parts, name, reduction, streamed, paired):
+def results(model, shard, name, reduction, streamed, paired):
     """The scalar and every parameter's gradient."""
-    images, captions, image_ids, caption_ids = parts
+    images, captions, image_ids, caption_ids = shard
     model.zero_grad()
     o = tercet.objective(name, reduction=reduction)
-    if paired:  # no ids: row i of both is a pair, on every rank by itself
+    if paired:  # no ids: row i of both is a pair, on each rank
         captions, ids = captions[: len(images)], {}
     else:
         ids = {"image_ids": image_ids, "caption_ids": caption_ids}
@@ -58,16 +58,16 @@ def results(model, parts, name, reduction, streamed, paired):
 
 def worker(rank, world, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    parts = batch(world)
-    found = {}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    shards = batch(world)
+    by_key = {}
     model = DistributedDataParallel(Towers())
     for name, reduction in EVERY:
         for streamed in (False, True):
             for paired in (False, True):
                 key = name, reduction, streamed, paired
-                found[key] = [each.clone() for each in results(model, parts[rank], *key)]
-    torch.save(found, f"{folder}/rank{rank}.pt")
+                by_key[key] = [tensor.clone() for tensor in results(model, shards[rank], *key)]
+    torch.save(by_key, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -75,72 +75,74 @@ def worker(rank, world, folder):
 def test_ranks_equal_one_process_on_the_whole_batch(world, tmp_path):
     mp.spawn(worker, args=(world, tmp_path), nprocs=world)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(world)]
-    parts = batch(world)
-    whole = [torch.cat(column) for column in zip(*parts, strict=True)]
-    # without ids, captions are paired rank by rank: the same rows must be cut from the whole
-    rows = [captions[: len(images)] for images, captions, _, _ in parts]
+    shards = batch(world)
+    whole = [torch.cat(column) for column in zip(*shards, strict=True)]
+    # without ids, captions are paired on each rank: take the same rows from the whole batch
+    rows = [captions[: len(images)] for images, captions, _, _ in shards]
     model = Towers()
     for key in ranks[0]:
-        whole_parts = [whole[0], torch.cat(rows) if key[3] else whole[1], *whole[2:]]
-        expected = results(model, whole_parts, *key)
+        batch_of_all = [whole[0], torch.cat(rows) if key[3] else whole[1], *whole[2:]]
+        expected = results(model, batch_of_all, *key)
         for rank in ranks:
-            for actual, wanted in zip(rank[key], expected, strict=True):
-                torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+            for actual, one in zip(rank[key], expected, strict=True):
+                torch.testing.assert_close(actual, one, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def members_of(world, paired):
-    """Raw members of every positive pair of the whole batch, and how many of them are each rank's."""
-    parts = batch(world)
-    ids = torch.cat([part[3] for part in parts])
-    counts = [len(part[0]) if paired else int((part[2][:, None] == ids[None]).sum()) for part in parts]
+def mined_features(world, paired):
+    """Features of the mined negatives of every positive pair of the whole batch, split by rank."""
+    shards = batch(world)
+    ids = torch.cat([shard[3] for shard in shards])
+    counts = [len(shard[0]) if paired else int((shard[2][:, None] == ids[None]).sum()) for shard in shards]
     generator = torch.Generator().manual_seed(7)
-    drawn = [torch.randn(sum(counts), 2, 5, generator=generator, dtype=torch.float64) for _ in range(2)]
-    return list(zip(*(side.split(counts) for side in drawn), strict=True))
+    features = [torch.randn(sum(counts), 2, 5, generator=generator, dtype=torch.float64) for _ in range(2)]
+    return list(zip(*(column.split(counts) for column in features), strict=True))
 
 
-def with_members(model, parts, members, name, reduction, streamed, paired):
-    images, captions, image_ids, caption_ids = parts
+def results_with_mined(model, shard, negatives, name, reduction, streamed, paired):
+    images, captions, image_ids, caption_ids = shard
     model.zero_grad()
     captions, ids = (
         (captions[: len(images)], {}) if paired else (captions, {"image_ids": image_ids, "caption_ids": caption_ids})
     )
-    together = [torch.cat([own, mined.flatten(0, 1)]) for own, mined in zip((images, captions), members, strict=True)]
+    together = [torch.cat([own, mined.flatten(0, 1)]) for own, mined in zip((images, captions), negatives, strict=True)]
     x, y, scale, bias = model(*together)
     mined = (x[len(images) :].unflatten(0, (-1, 2)), y[len(captions) :].unflatten(0, (-1, 2)))
     o = tercet.objective(name, reduction=reduction)
-    how = {"scale": scale, "bias": bias, "streamed": streamed, "mined": mined}
-    scalar = o(x[: len(images)], y[: len(captions)], **how, **ids)
+    options = {"scale": scale, "bias": bias, "streamed": streamed, "mined": mined}
+    scalar = o(x[: len(images)], y[: len(captions)], **options, **ids)
     scalar.backward()
     return [scalar.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-MINED_KEYS = [(n, r, s, p) for n in WITH_MINED for r in ("sum", "mean") for s in (False, True) for p in (False, True)]
+MINED_KEYS = [
+    (n, r, s, p) for n in AOQ_OBJECTIVES for r in ("sum", "mean") for s in (False, True) for p in (False, True)
+]
 
 
 def mined_worker(rank, world, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     model = DistributedDataParallel(Towers())
-    found = {}
+    by_key = {}
     for key in MINED_KEYS:
-        results_ = with_members(model, batch(world)[rank], members_of(world, key[3])[rank], *key)
-        found[key] = [each.clone() for each in results_]
-    torch.save(found, f"{folder}/rank{rank}.pt")
+        results_ = results_with_mined(model, batch(world)[rank], mined_features(world, key[3])[rank], *key)
+        by_key[key] = [tensor.clone() for tensor in results_]
+    torch.save(by_key, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_with_mined_members_equal_one_process(world, tmp_path):
-    """Positives across ranks included: each rank brings the members of its own images' pairs."""
+def test_ranks_with_mined_negatives_equal_one_process(world, tmp_path):
+    """Includes positives across ranks: each rank has the mined negatives of its own images' pairs."""
     mp.spawn(mined_worker, args=(world, tmp_path), nprocs=world)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(world)]
-    parts, model = batch(world), Towers()
+    shards, model = batch(world), Towers()
     for key in MINED_KEYS:
-        whole = [torch.cat(column) for column in zip(*parts, strict=True)]
+        whole = [torch.cat(column) for column in zip(*shards, strict=True)]
         if key[3]:
-            whole[1] = torch.cat([captions[: len(images)] for images, captions, _, _ in parts])
-        members = [torch.cat(column) for column in zip(*members_of(world, key[3]), strict=True)]
-        expected = with_members(model, whole, members, *key)
+            whole[1] = torch.cat([captions[: len(images)] for images, captions, _, _ in shards])
+        negatives = [torch.cat(column) for column in zip(*mined_features(world, key[3]), strict=True)]
+        expected = results_with_mined(model, whole, negatives, *key)
         for rank in ranks:
-            for actual, wanted in zip(rank[key], expected, strict=True):
-                torch.testing.assert_close(actual, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+            for actual, one in zip(rank[key], expected, strict=True):
+                torch.testing.assert_close(actual, one, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")

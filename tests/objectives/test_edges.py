@@ -1,12 +1,12 @@
-"""Finite similarities give finite gradients, whatever the batch; wrong input gets a clear word."""
+"""Finite similarities give finite gradients on any batch; wrong input raises a clear error."""
 
 import pytest
 import torch
 
 import tercet
-from tercet.objectives import CATALOGUE
+from tercet.objectives import OBJECTIVES
 
-EVERY = [(name, {}) for name in CATALOGUE] + [(name, {"reading": "code"}) for name in CATALOGUE if "/" in name]
+EVERY = [(name, {}) for name in OBJECTIVES] + [(name, {"reading": "code"}) for name in OBJECTIVES if "/" in name]
 every_objective = pytest.mark.parametrize(("name", "settings"), EVERY, ids=str)
 
 HOUSE = torch.arange(3)[:, None] == torch.arange(3).repeat_interleave(5)[None, :]
@@ -35,14 +35,14 @@ def test_finite_similarity_gives_finite_gradient_and_scalar(name, settings, edge
     o = tercet.objective(name, **settings)
     similarity, positives = EDGES[edge]
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        given = similarity.to(dtype).detach().clone().requires_grad_()
-        scalar = o.on_similarity(given, positives)
+        leaf = similarity.to(dtype).detach().clone().requires_grad_()
+        scalar = o.on_similarity(leaf, positives)
         scalar.backward()
         assert scalar.isfinite()
-        # float16 ends at 65504: what is larger cannot be delivered in it.
-        wide = o.pair_gradient(given.detach().float(), positives)
-        assert wide.isfinite().all()
-        assert given.grad.isfinite().all() or (dtype == torch.float16 and wide.abs().max() > 65504)
+        # The largest float16 is 65504: larger gradients overflow in it.
+        in_float32 = o.pair_gradient(leaf.detach().float(), positives)
+        assert in_float32.isfinite().all()
+        assert leaf.grad.isfinite().all() or (dtype == torch.float16 and in_float32.abs().max() > 65504)
 
 
 @pytest.mark.parametrize("edge", [edge for edge in EDGES if edge not in ("no image", "no caption")])
@@ -96,34 +96,34 @@ WRONG = {
         ),
         "not both",
     ),
-    "owners that are no rows": (
+    "owners out of range": (
         lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.tensor([7, 8, 9])),
-        "owners are rows of 3 images, got 7 to 9",
+        "owners are row indices of 3 images, got 7 to 9",
     ),
     "owners in a list": (lambda o: o(torch.zeros(2, 8), torch.zeros(2, 8), owners=[0, 1]), "tensor of integers"),
     "positives in a list": (lambda o: o.pair_gradient(S, P.tolist()), "boolean tensor, got list"),
-    "two types": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8).double()), "both must be of one type"),
-    "a scale for each": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), scale=torch.ones(3)), "one number"),
+    "two dtypes": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8).double()), "both must have the same dtype"),
+    "a scale per image": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), scale=torch.ones(3)), "one number"),
     "too few owners": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.arange(2)), "owners of shape"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_wrong_input_gets_a_clear_word(mistake, without_shape_checks):
+def test_wrong_input_raises_a_clear_error(mistake, without_shape_checks):
     call, message = WRONG[mistake]
     with pytest.raises(ValueError, match=message):
         call(tercet.objective("triplet"))
 
 
 @every_objective
-@pytest.mark.parametrize("there", [1e38, -torch.inf, torch.nan])
-def test_what_stands_at_an_ignored_pair_does_not_matter(name, settings, there):
+@pytest.mark.parametrize("value", [1e38, -torch.inf, torch.nan])
+def test_the_similarity_of_an_ignored_pair_does_not_matter(name, settings, value):
     o, ignored = tercet.objective(name, **settings), torch.zeros_like(HOUSE)
     ignored[0, 7] = ignored[1, 5] = True
     expected = o.pair_gradient(NOISE, HOUSE, ignored)
-    strange = NOISE.masked_fill(ignored, there)
-    assert torch.equal(o.pair_gradient(strange, HOUSE, ignored), expected)
-    assert torch.equal(o.on_similarity(strange, HOUSE, ignored), o.on_similarity(NOISE, HOUSE, ignored))
+    changed = NOISE.masked_fill(ignored, value)
+    assert torch.equal(o.pair_gradient(changed, HOUSE, ignored), expected)
+    assert torch.equal(o.on_similarity(changed, HOUSE, ignored), o.on_similarity(NOISE, HOUSE, ignored))
 
 
 def test_a_hinge_is_never_negative_in_float32():

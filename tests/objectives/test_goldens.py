@@ -1,4 +1,4 @@
-"""Values and gradients equal those of the original authors' programs, within the tolerance written beside each file."""
+"""Values and gradients equal those of the original authors' code, within the tolerance given for each file."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import tercet
-from tercet.objectives.masks import as_rows
+from tercet.objectives.inputs import as_rows
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
@@ -69,7 +69,7 @@ def test_vse_infinity_hinge(mode, name):
     close(grad_captions, tensors[f"out.grad_s.{mode}"], 1e-10)
 
 
-STUDY = {
+ECIR22 = {
     "triplet": ("triplet", {}, 1e-10),
     "triplet_sh": ("triplet-sh", {}, 1e-10),
     "ntxent": ("nt-xent", {"temperature": 0.1}, 1e-10),
@@ -80,10 +80,10 @@ STUDY = {
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("batch", [0, 1, 2])
-@pytest.mark.parametrize("key", STUDY)
-def test_comparison_study_losses(key, batch, dtype):
+@pytest.mark.parametrize("key", ECIR22)
+def test_ecir22_losses(key, batch, dtype):
     tensors, _ = golden("ecir22_losses")
-    name, settings, tolerance = STUDY[key]
+    name, settings, tolerance = ECIR22[key]
     width = {"f32": torch.float32, "f64": torch.float64}[dtype]
     images, captions = tensors[f"in.images.{batch}"].to(width), tensors[f"in.captions.{batch}"].to(width)
     if name == "smooth-ap":
@@ -109,8 +109,8 @@ def test_goal_as_released(T, P, batch):
     close(grad_captions, tensors[f"out.G_txt.{key}"], 1e-9)
 
 
-# pytorch-metric-learning 2.9.0 works on one direction, normalises inside, and has reductions of its own.
-def one_direction(objective, set_name, side, tensors, keep=None):
+# pytorch-metric-learning 2.9.0 computes one direction, normalizes the embeddings, and has its own reductions.
+def one_direction(objective, set_name, direction, tensors, select_positives=None):
     """Value, active pairs, query and reference gradients of one direction, summed over its queries."""
     images, captions = tensors["in.images"], tensors["in.captions"]
     image_labels, caption_labels = tensors["in.image_labels"], tensors["in.caption_labels"]
@@ -121,19 +121,19 @@ def one_direction(objective, set_name, side, tensors, keep=None):
     similarity = normalize(images) @ normalize(captions).T
     positives = image_labels[:, None] == caption_labels[None, :]
     rows, query, reference = as_rows(similarity, positives, None), images, captions
-    if side == "t2i":
+    if direction == "t2i":
         rows, query, reference = rows.transposed(), captions, images
-    if keep is not None:
-        rows = rows._replace(positives=keep(rows))
+    if select_positives is not None:
+        rows = rows._replace(positives=select_positives(rows))
     gradient = objective.row_gradient(rows._replace(similarity=rows.similarity.detach()))
     rows.similarity.backward(gradient)
     return objective.row_value(rows).detach().sum(), gradient, query.grad, reference.grad
 
 
 def least_similar_positive(rows):
-    """Batch-hard mining keeps one positive of a query: the least similar."""
-    hidden = rows.similarity.detach().masked_fill(~rows.positives, torch.inf)
-    return hidden == hidden.min(dim=1, keepdim=True).values
+    """Batch-hard mining uses one positive per query: the least similar."""
+    candidates = rows.similarity.detach().masked_fill(~rows.positives, torch.inf)
+    return candidates == candidates.min(dim=1, keepdim=True).values
 
 
 def assert_metric_learning(key, tensors, value, query, reference):
@@ -142,32 +142,32 @@ def assert_metric_learning(key, tensors, value, query, reference):
     close(reference.float(), tensors[f"out.grad_ref.{key}"], 1e-5)
 
 
-SIDES = pytest.mark.parametrize("side", ["i2t", "t2i"])
+DIRECTIONS = pytest.mark.parametrize("direction", ["i2t", "t2i"])
 SETS = pytest.mark.parametrize("set_name", ["one", "multi"])
 
 
-@SIDES
+@DIRECTIONS
 @SETS
-def test_metric_learning_triplet_hard_mined_sum(set_name, side):
+def test_metric_learning_triplet_hard_mined_sum(set_name, direction):
     tensors, _ = golden("pml_losses")
     value, _, *grads = one_direction(
-        tercet.objective("triplet-sh"), set_name, side, tensors, keep=least_similar_positive
+        tercet.objective("triplet-sh"), set_name, direction, tensors, select_positives=least_similar_positive
     )
-    assert_metric_learning(f"triplet_cos_hard_sum.{set_name}.{side}", tensors, value, *grads)
+    assert_metric_learning(f"triplet_cos_hard_sum.{set_name}.{direction}", tensors, value, *grads)
 
 
-@SIDES
+@DIRECTIONS
 @SETS
-def test_metric_learning_triplet_all(set_name, side):
-    """Theirs averages over active triplets, ours sums: the number of active triplets lies between them."""
+def test_metric_learning_triplet_all(set_name, direction):
+    """Theirs is the mean over active triplets, ours the sum: they differ by the number of active triplets."""
     tensors, _ = golden("pml_losses")
-    value, gradient, *grads = one_direction(tercet.objective("triplet"), set_name, side, tensors)
+    value, gradient, *grads = one_direction(tercet.objective("triplet"), set_name, direction, tensors)
     active = gradient.clamp(min=0).sum()
-    key = f"triplet_cos_all.{set_name}.{side}"
+    key = f"triplet_cos_all.{set_name}.{direction}"
     assert_metric_learning(key, tensors, *(total / active for total in (value, *grads)))
 
 
-@SIDES
+@DIRECTIONS
 @pytest.mark.parametrize(
     ("loss", "set_name", "temperature"),
     [
@@ -177,16 +177,18 @@ def test_metric_learning_triplet_all(set_name, side):
         ("supcon_t0.1", "multi", 0.1),
     ],
 )
-def test_metric_learning_nt_xent_and_supcon(loss, set_name, temperature, side):
+def test_metric_learning_nt_xent_and_supcon(loss, set_name, temperature, direction):
     """Theirs is the mean over queries of one direction."""
     tensors, _ = golden("pml_losses")
     objective = tercet.objective("nt-xent", temperature=temperature)
-    value, gradient, *grads = one_direction(objective, set_name, side, tensors)
-    assert_metric_learning(f"{loss}.{set_name}.{side}", tensors, *(total / len(gradient) for total in (value, *grads)))
+    value, gradient, *grads = one_direction(objective, set_name, direction, tensors)
+    assert_metric_learning(
+        f"{loss}.{set_name}.{direction}", tensors, *(total / len(gradient) for total in (value, *grads))
+    )
 
 
 def test_metric_learning_nt_xent_equals_ours_where_a_query_has_one_positive():
-    """With several positives it leaves the others out of the denominator: captions, with one image each, agree."""
+    """With several positives theirs excludes the others from the denominator: t2i, with one positive, agrees."""
     tensors, _ = golden("pml_losses")
     value, gradient, *grads = one_direction(tercet.objective("nt-xent"), "multi", "t2i", tensors)
     totals = (total / len(gradient) for total in (value, *grads))

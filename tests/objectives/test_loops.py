@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import tercet
-from tercet.objectives import CATALOGUE
+from tercet.objectives import OBJECTIVES
 from tests.objectives.batches import CASES
 from tests.objectives.loops import both_directions
 
-GOAL = [name for name in CATALOGUE if "/" in name]
+GOAL = [name for name in OBJECTIVES if "/" in name]
 VARIANTS = [
-    *[(name, {}) for name in CATALOGUE],
+    *[(name, {}) for name in OBJECTIVES],
     *[(name, {"reduction": "mean"}) for name in ("triplet", "triplet-sh", "cir/sig-ms")],
     *[(name, {"reduction": "sum"}) for name in ("nt-xent", "smooth-ap", "sigmoid")],
     *[(name, {"reading": "code"}) for name in GOAL],
@@ -18,7 +18,7 @@ VARIANTS = [
     ("sigmoid", {"temperature": 0.3, "bias": 0.5}),
     ("nca/sig-ms", {"alpha": 3.0, "beta": 4.0, "lam": 0.1, "slack": 0.3, "tau": 5.0}),
     ("con/lin-ms", {"slack": -0.1, "margin": 0.4}),
-    ("con/lin-ms", {"slack": 0.125, "margin": 0.125}),  # with ties on a grid: both sets are strict, and the hinge is
+    ("con/lin-ms", {"slack": 0.125, "margin": 0.125}),  # all comparisons are strict (ties)
     ("nca/sig-ms", {"slack": 0.125}),
     ("triplet", {"margin": 0.125}),
 ]
@@ -51,7 +51,7 @@ def test_gradient_equals_autograd_of_value(name, settings, case):
     close(o.pair_gradient(*CASES[case]), expected)
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_monitor_is_the_hinge_of_the_hardest_negative_reduced_alike(name):
     case = CASES["house 3 x 15, ignored pairs"]
     for reduction in ("sum", "mean"):
@@ -59,16 +59,15 @@ def test_monitor_is_the_hinge_of_the_hardest_negative_reduced_alike(name):
         close(tercet.objective(name, reduction=reduction).monitor(*case), expected)
 
 
-def test_the_catalogue_knows_which_cells_have_a_value():
-    """As the design lists them."""
+def test_exactly_the_cells_of_the_design_have_a_value():
     always = {"triplet", "triplet-sh", "nt-xent", "smooth-ap", "sigmoid", "con/con", "nca/con", "cir/lin"}
-    assert {name for name in CATALOGUE if tercet.objective(name).has_value} == always
-    as_released = {name for name in GOAL if tercet.objective(name, reading="code").has_value}
-    assert as_released == {"con/con", "con/lin", "con/sig", "nca/con", "cir/lin"}
+    assert {name for name in OBJECTIVES if tercet.objective(name).has_value} == always
+    with_code_reading = {name for name in GOAL if tercet.objective(name, reading="code").has_value}
+    assert with_code_reading == {"con/con", "con/lin", "con/sig", "nca/con", "cir/lin"}
 
 
 def test_the_loops_would_notice_a_wrong_gradient():
-    """The comparison can fail: another margin, and one direction missing."""
+    """The comparison fails for another margin, and if one direction is missing."""
     case = CASES["house 3 x 15"]
     i2t, _, _ = both_directions(tercet.objective("triplet", margin=0.3), *case)
     o = tercet.objective("triplet", margin=0.2)

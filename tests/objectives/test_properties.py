@@ -1,4 +1,4 @@
-"""Laws that every objective of the catalogue obeys, over random rectangular batches with ids and ignored pairs."""
+"""Properties of every registered objective on random rectangular batches with ids and ignored pairs."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tercet
-from tercet.objectives import CATALOGUE
+from tercet.objectives import OBJECTIVES
 from tests.objectives.batches import CASES
 
-EVERY = [(name, reading) for name in CATALOGUE for reading in (("paper", "code") if "/" in name else (None,))]
+EVERY = [(name, reading) for name in OBJECTIVES for reading in (("paper", "code") if "/" in name else (None,))]
 every_objective = pytest.mark.parametrize(("name", "reading"), EVERY, ids=[f"{n}-{r}" if r else n for n, r in EVERY])
 quick = settings(max_examples=15, deadline=None, derandomize=True)
 
@@ -20,7 +20,7 @@ def build(name, reading, **more):
 
 @st.composite
 def batches(draw):
-    """A few images and captions with few distinct ids, so that positives repeat and may be missing altogether."""
+    """A few images and captions with few distinct ids, so that queries have several positives or none."""
     images, captions = draw(st.integers(1, 5)), draw(st.integers(1, 7))
     ids = st.integers(0, 3)
     image_ids = torch.tensor(draw(st.lists(ids, min_size=images, max_size=images)))
@@ -71,13 +71,13 @@ def test_directions_add_up_and_ignored_entries_are_exactly_zero(name, reading, b
 @every_objective
 @given(batches())
 @quick
-def test_a_query_without_a_positive_is_a_zero_row_and_counts_nowhere(name, reading, batch):
+def test_a_query_without_a_positive_is_a_zero_row_and_is_not_counted(name, reading, batch):
     o = build(name, reading, reduction="mean")
     _, positives, ignored = batch
     i2t, _ = o.pair_gradients(*batch)
     is_query = (positives & ~ignored).any(dim=1)
     assert not i2t[~is_query].any()
-    if "ms" not in name:  # a relative set looks at the positives of the whole batch; there are none in these rows
+    if "ms" not in name:  # relative sets use the positives of the whole batch; there are none in these rows
         alone, _ = o.pair_gradients(*(matrix[is_query] for matrix in batch))
         close(i2t[is_query], alone)
 
@@ -85,7 +85,7 @@ def test_a_query_without_a_positive_is_a_zero_row_and_counts_nowhere(name, readi
 @every_objective
 @given(batches())
 @quick
-def test_what_an_ignored_pair_is_makes_no_difference(name, reading, batch):
+def test_similarity_and_label_of_an_ignored_pair_do_not_matter(name, reading, batch):
     o = build(name, reading)
     similarity, positives, ignored = batch
     other = torch.where(ignored, similarity * -7 + 3, similarity)
@@ -112,18 +112,18 @@ PULLS_AND_PUSHES = [(n, r) for n, r in EVERY if "lin" not in n]
 @given(batches())
 @quick
 def test_positives_are_pulled_and_negatives_pushed(name, reading, batch):
-    """lin weighs a negative by its similarity and is the exception; smooth-ap may push a positive out of the way."""
+    """Except lin, whose weight of a negative is its similarity; smooth-ap may push a positive above another."""
     _, positives, _ = batch
     gradient = build(name, reading).pair_gradient(*batch)
     assert (gradient[~positives] >= 0).all()
     if name != "smooth-ap":
-        # several positives of nt-xent share one unit of pull: one that has more than its share is let go
+        # several positives of nt-xent share one unit of pull: one with more than its share is pushed
         assert (gradient[positives] <= 0).all() or name == "nt-xent"
 
 
 @every_objective
 def test_equal_negatives_push_the_lowest_index(name, reading):
-    """Only for those that look at one negative; the others push equals equally."""
+    """Objectives with one negative push the lowest index; the others push equal negatives equally."""
     similarity = torch.tensor([[0.5, 0.4, 0.4, 0.4]], dtype=torch.float64)
     positives = torch.tensor([[True, False, False, False]])
     pushed = build(name, reading).pair_gradients(similarity, positives)[0][0, 1:]
@@ -134,8 +134,8 @@ def test_equal_negatives_push_the_lowest_index(name, reading):
         assert not pushed[1:].any()
 
 
-def test_these_laws_can_fail():
-    """A gradient that forgets the second direction breaks the transposition law that every objective passes."""
+def test_these_properties_can_fail():
+    """A gradient without the second direction violates the transposition property."""
     o = tercet.objective("triplet-sh")
     case = CASES["house 3 x 15"]
     with pytest.raises(AssertionError):

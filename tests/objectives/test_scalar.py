@@ -1,13 +1,13 @@
-"""The scalar behaves like a loss wherever a framework wants one: it delivers upstream x pair gradient."""
+"""The scalar behaves like a loss: its backward delivers upstream x pair gradient."""
 
 import pytest
 import torch
 
 import tercet
-from tercet.objectives import CATALOGUE
+from tercet.objectives import OBJECTIVES
 from tests.objectives.batches import CASES
 
-every_objective = pytest.mark.parametrize("name", CATALOGUE)
+every_objective = pytest.mark.parametrize("name", OBJECTIVES)
 IMAGES = torch.nn.functional.normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), dim=1)
 CAPTIONS = torch.nn.functional.normalize(torch.randn(15, 8, generator=torch.Generator().manual_seed(1)), dim=1)
 OWNERS = torch.arange(3).repeat_interleave(5)
@@ -33,7 +33,7 @@ def test_gradients_accumulate(name):
 
 
 @every_objective
-def test_owners_ids_and_positives_say_the_same(name):
+def test_owners_ids_and_positives_are_equivalent(name):
     o = tercet.objective(name)
     positives = torch.arange(3)[:, None] == OWNERS[None, :]
     expected = o.on_similarity(IMAGES @ CAPTIONS.T, positives)
@@ -59,14 +59,14 @@ def test_scale_and_bias_get_the_gradient_of_plain_autograd(name):
 @every_objective
 def test_float32_agrees_with_float64(name):
     o, case = tercet.objective(name), CASES["house 3 x 15"]
-    narrow = o.pair_gradient(case.similarity.float(), case.positives)
-    assert narrow.dtype == torch.float32
-    torch.testing.assert_close(narrow.double(), o.pair_gradient(*case[:2]), rtol=1e-4, atol=1e-5)
+    in_float32 = o.pair_gradient(case.similarity.float(), case.positives)
+    assert in_float32.dtype == torch.float32
+    torch.testing.assert_close(in_float32.double(), o.pair_gradient(*case[:2]), rtol=1e-4, atol=1e-5)
 
 
 @every_objective
 def test_bfloat16_autocast_trains(name):
-    """S arrives in bfloat16; the objective computes in float32 and hands bfloat16 back."""
+    """S is bfloat16; the objective computes in float32 and returns a bfloat16 gradient."""
     o = tercet.objective(name)
     images, captions = IMAGES.clone().requires_grad_(), CAPTIONS.clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -92,15 +92,15 @@ def test_a_loss_scale_is_multiplied_in_float32_and_rounded_once(name):
 @pytest.mark.parametrize("size", [1, 2, 7])
 @every_objective
 def test_the_diagonal_has_the_general_value_and_gradient(name, size, dtype):
-    """Some objectives have a shorter form for a square batch whose diagonal is positive."""
+    """Some objectives have a shorter formula for a square batch with positives on the diagonal."""
     for reduction in ("sum", "mean"):
         o = tercet.objective(name, reduction=reduction)
         generator = torch.Generator().manual_seed(size)
-        given = torch.empty(size, size, dtype=dtype).uniform_(-0.3, 0.9, generator=generator)
-        found = []
+        values = torch.empty(size, size, dtype=dtype).uniform_(-0.3, 0.9, generator=generator)
+        results = []
         for positives in (None, torch.eye(size, dtype=torch.bool)):
-            similarity = given.clone().requires_grad_()
+            similarity = values.clone().requires_grad_()
             scalar = o.on_similarity(similarity, positives)
             (2.0 * scalar).backward()
-            found.append((scalar.detach(), similarity.grad))
-        torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12)
+            results.append((scalar.detach(), similarity.grad))
+        torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-12)

@@ -1,14 +1,15 @@
-"""Streamed equals dense: value, gradients of both embeddings, of scale and of bias; and S is never held."""
+"""Streamed equals dense: value, gradients of both embeddings, of scale and of bias; S is never allocated."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tercet
-from tercet.objectives import CATALOGUE, tiles
+from tercet.objectives import OBJECTIVES
+from tercet.objectives.streaming import tiles
 
-EVERY = [(name, {}) for name in CATALOGUE]
-EVERY += [(name, {"reading": "code"}) for name in CATALOGUE if "/" in name]
+EVERY = [(name, {}) for name in OBJECTIVES]
+EVERY += [(name, {"reading": "code"}) for name in OBJECTIVES if "/" in name]
 EVERY += [("triplet", {"reduction": "mean"}), ("sigmoid", {"reduction": "sum"}), ("cir/sig-ms", {"reduction": "mean"})]
 every_objective = pytest.mark.parametrize(("name", "settings"), EVERY, ids=str)
 
@@ -30,9 +31,9 @@ IDS = {
 
 @every_objective
 @pytest.mark.parametrize("ids", IDS)
-@pytest.mark.parametrize("side", [4, 1024], ids=["many tiles", "one tile"])
-def test_streamed_equals_dense(name, settings, ids, side, monkeypatch):
-    monkeypatch.setattr(tiles, "SIDE", side)
+@pytest.mark.parametrize("tile_size", [4, 1024], ids=["many tiles", "one tile"])
+def test_streamed_equals_dense(name, settings, ids, tile_size, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_SIZE", tile_size)
     o = tercet.objective(name, **settings)
     image_ids, caption_ids = IDS[ids]
     leaves = [unit(len(image_ids), 6, 0), unit(len(caption_ids), 6, 1), torch.tensor(1.7), torch.tensor(-0.2)]
@@ -49,18 +50,18 @@ def test_streamed_equals_dense(name, settings, ids, side, monkeypatch):
 
 @every_objective
 def test_equal_similarities_choose_the_same_negative_streamed(name, settings, monkeypatch):
-    monkeypatch.setattr(tiles, "SIDE", 2)
+    monkeypatch.setattr(tiles, "TILE_SIZE", 2)
     o = tercet.objective(name, **settings)
-    found = []
+    results = []
     for streamed in (True, False):
         x, y = torch.ones(5, 2, requires_grad=True), torch.ones(7, 2)
         o(x, y * torch.arange(7)[:, None].fmod(2), owners=torch.arange(7) % 5, streamed=streamed).backward()
-        found.append(x.grad)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+        results.append(x.grad)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
 
 
 class LargestTensor(TorchDispatchMode):
-    """Watches every tensor that any operation returns."""
+    """Records the size of the largest tensor that any operation returns."""
 
     def __init__(self):
         super().__init__()
@@ -68,15 +69,15 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        for each in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(each, torch.Tensor):
-                self.numel = max(self.numel, each.untyped_storage().nbytes() // each.element_size())
+        for output in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(output, torch.Tensor):
+                self.numel = max(self.numel, output.untyped_storage().nbytes() // output.element_size())
         return result
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_nothing_larger_than_one_tile_is_ever_made(name, monkeypatch, without_shape_checks):
-    monkeypatch.setattr(tiles, "SIDE", 32)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_tensor_is_larger_than_one_tile(name, monkeypatch, without_shape_checks):
+    monkeypatch.setattr(tiles, "TILE_SIZE", 32)
     images, captions = unit(150, 4, 0).requires_grad_(), unit(250, 4, 1).requires_grad_()
     owners = torch.arange(250) % 150
     one_tile = max(32 * 32, captions.numel())
@@ -87,10 +88,10 @@ def test_nothing_larger_than_one_tile_is_ever_made(name, monkeypatch, without_sh
         return watch.numel
 
     assert largest(True) <= one_tile
-    assert largest(False) >= 150 * 250  # the watch sees the matrix when there is one
+    assert largest(False) >= 150 * 250  # the watch detects the dense matrix
 
 
-def test_large_batches_stream_by_themselves_and_compiled_ones_do_not(monkeypatch):
+def test_large_batches_stream_by_default_and_small_ones_do_not(monkeypatch):
     o = tercet.objective("triplet-sh")
     called = []
     monkeypatch.setattr(
@@ -102,28 +103,28 @@ def test_large_batches_stream_by_themselves_and_compiled_ones_do_not(monkeypatch
     assert called
 
 
-def test_what_needs_the_whole_matrix_says_so():
+def test_streaming_an_objective_that_needs_the_dense_matrix_is_an_error():
     def pull(similarity, positives):
         return -positives.to(similarity.dtype)
 
-    with pytest.raises(ValueError, match="pull needs the whole similarity at once and cannot be streamed"):
+    with pytest.raises(ValueError, match="pull needs the dense similarity and cannot be streamed"):
         tercet.objective(pull)(torch.zeros(3, 2), torch.zeros(3, 2), streamed=True)
 
 
 @pytest.mark.parametrize("name", ["triplet-sh", "nt-xent", "cir/sig-ms"])
 def test_streaming_under_autocast_agrees_with_dense_under_autocast(name, monkeypatch):
-    monkeypatch.setattr(tiles, "SIDE", 8)
-    o, found = tercet.objective(name), []
+    monkeypatch.setattr(tiles, "TILE_SIZE", 8)
+    o, results = tercet.objective(name), []
     for streamed in (True, False):
         x, y = unit(12, 16, 0).float().requires_grad_(), unit(30, 16, 1).float().requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             scalar = o(x, y, owners=torch.arange(30) % 12, streamed=streamed)
         scalar.backward()
-        found.append((scalar.detach(), x.grad))
-    torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0.05)
+        results.append((scalar.detach(), x.grad))
+    torch.testing.assert_close(results[0], results[1], rtol=0.02, atol=0.05)
 
 
-def test_dense_smooth_ap_makes_no_cube(without_shape_checks):
+def test_dense_smooth_ap_allocates_no_3d_tensor(without_shape_checks):
     images, captions = unit(40, 4, 0).requires_grad_(), unit(200, 4, 1).requires_grad_()
     with LargestTensor() as watch:
         tercet.objective("smooth-ap")(images, captions, owners=torch.arange(40).repeat_interleave(5)).backward()
@@ -131,18 +132,18 @@ def test_dense_smooth_ap_makes_no_cube(without_shape_checks):
 
 
 @every_objective
-@pytest.mark.parametrize("side", [4, 1024], ids=["many tiles", "one tile"])
-def test_a_retained_graph_goes_backward_as_often_as_one_likes(name, settings, side, monkeypatch):
-    monkeypatch.setattr(tiles, "SIDE", side)
+@pytest.mark.parametrize("tile_size", [4, 1024], ids=["many tiles", "one tile"])
+def test_a_retained_graph_allows_repeated_backward(name, settings, tile_size, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_SIZE", tile_size)
     x, y = unit(7, 6, 0).requires_grad_(), unit(11, 6, 1).requires_grad_()
     scalar = tercet.objective(name, **settings)(x, y, owners=torch.arange(11) % 7, streamed=True)
-    found = [torch.autograd.grad(factor * scalar, (x, y), retain_graph=True) for factor in (1.0, -2.0, 1.0)]
-    for first, second, third in zip(*found, strict=True):
+    results = [torch.autograd.grad(factor * scalar, (x, y), retain_graph=True) for factor in (1.0, -2.0, 1.0)]
+    for first, second, third in zip(*results, strict=True):
         torch.testing.assert_close(second, -2 * first)
         torch.testing.assert_close(third, first)
 
 
-def test_embeddings_changed_in_place_before_backward_are_noticed():
+def test_embeddings_changed_in_place_before_backward_raise_an_error():
     x, y = unit(80, 6, 0).requires_grad_(), unit(80, 6, 1)
     embedded = x * 1.0
     scalar = tercet.objective("triplet-sh")(embedded, y, streamed=True)
@@ -152,9 +153,9 @@ def test_embeddings_changed_in_place_before_backward_are_noticed():
         scalar.backward()
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize(("images", "captions"), [(0, 3), (3, 0), (0, 0)])
-def test_nothing_streams_to_nothing(name, images, captions):
+def test_streaming_an_empty_batch_gives_zero(name, images, captions):
     x, y = torch.zeros(images, 4, requires_grad=True), torch.zeros(captions, 4, requires_grad=True)
     ids = {"image_ids": torch.arange(images), "caption_ids": torch.arange(captions)}
     scalar = tercet.objective(name)(x, y, streamed=True, **ids)
@@ -175,7 +176,7 @@ def test_one_tensor_may_be_the_ids_of_both(name, streamed):
 @pytest.mark.parametrize("name", ["triplet", "triplet-sh", "nt-xent", "sigmoid", "smooth-ap", "cir/sig-ms"])
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
 def test_a_learned_scale_may_have_a_shape(name, shape, monkeypatch, without_shape_checks):
-    monkeypatch.setattr(tiles, "SIDE", 4)
+    monkeypatch.setattr(tiles, "TILE_SIZE", 4)
     scale, bias = (torch.full(shape, number, requires_grad=True) for number in (1.3, 0.1))
     x, y = unit(7, 6, 0).float().requires_grad_(), unit(11, 6, 1).float()
     tercet.objective(name)(x, y, owners=torch.arange(11) % 7, scale=scale, bias=bias, streamed=True).backward()
@@ -206,17 +207,17 @@ def test_backward_may_run_under_autocast(name):
 
 @pytest.mark.parametrize("name", ["con/sig-ms", "nca/sig-ms", "cir/sig-ms", "cir/lin-ms"])
 def test_similarities_wider_than_cosines_agree_over_many_tiles(name, monkeypatch):
-    """While a negative is within 60 / beta of the hardest; decision 4 says what happens beyond."""
-    monkeypatch.setattr(tiles, "SIDE", 8)
+    """As long as a negative is within 60 / beta of the hardest; beyond, see docs/decisions/0004."""
+    monkeypatch.setattr(tiles, "TILE_SIZE", 8)
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(rows, 16, generator=generator, dtype=torch.float64) for rows in (20, 33))
     x = 0.35 * x
-    found = []
+    results = []
     for streamed in (True, False):
         leaf = x.clone().requires_grad_()
         tercet.objective(name)(leaf, y, owners=torch.arange(33) % 20, streamed=streamed).backward()
-        found.append(leaf.grad)
-    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
+        results.append(leaf.grad)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=0)
 
 
 def test_own_weights_without_a_negative_stay_finite():

@@ -1,24 +1,24 @@
-"""From a fine-tuned CLIP or SigLIP to pictures found: a run is indexed and searched as it lies on disk."""
+"""A run of a fine-tuned CLIP or SigLIP is indexed and searched from its run folder."""
 
 import pytest
 
 import tercet
 from tercet.data.formats import open_data
-from tercet.search.query import Searcher
-from tests.models.tiny_clips import SAVED
-from tests.search.made import SCENES, call
+from tercet.search.searcher import Searcher
+from tests.search.small_indexes import SCENES, call
+from tests.tiny_models import SAVED_DUAL_ENCODERS
 
 
-@pytest.mark.parametrize("kind", SAVED)
+@pytest.mark.parametrize("kind", SAVED_DUAL_ENCODERS)
 def test_a_run_is_indexed_and_searched(kind, tmp_path):
-    folder = SAVED[kind](tmp_path / kind, open_data(SCENES).split("train").texts)
-    given = {"data": SCENES, "model": "clip", "model_settings": {"clip": folder}, "epochs": 1, "batch_size": 9}
-    run = tercet.train(**given, objective="nt-xent", runs=tmp_path / "runs")
+    folder = SAVED_DUAL_ENCODERS[kind](tmp_path / kind, open_data(SCENES).split("train").texts)
+    settings = {"data": SCENES, "model": "clip", "model_settings": {"clip": folder}, "epochs": 1, "batch_size": 9}
+    run = tercet.train(**settings, objective="nt-xent", runs=tmp_path / "runs")
     call(["index", str(run.folder), "--images", SCENES, "--out", str(tmp_path / "index")])
     searcher, model = Searcher.open(tmp_path / "index"), tercet.load(run.folder)
     split = open_data(SCENES).split("train")
-    pictures = model.embed_pictures([split.pictures.open(n) for n in range(len(split.image_names))])
+    images = model.embed_images([split.image_files.open(n) for n in range(len(split.image_names))])
     text = split.texts[0]
-    expected = (pictures @ model.embed_texts([text])[0]).tolist()
-    found = {hit.number: hit.similarity for hit in searcher.words(text, len(searcher.index.items))}
-    assert [found[number] for number in range(len(expected))] == pytest.approx(expected, abs=1e-5)
+    expected = (images @ model.embed_texts([text])[0]).tolist()
+    similarity = {hit.number: hit.similarity for hit in searcher.search_text(text, len(searcher.index.items))}
+    assert [similarity[number] for number in range(len(expected))] == pytest.approx(expected, abs=1e-5)

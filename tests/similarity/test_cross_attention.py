@@ -1,12 +1,12 @@
-"""Cross attention against loops over single pairs, written from the equations; padding; blocks; what used to be NaN."""
+"""Cross attention compared with loops over single pairs, written from the equations; padding; blocks; NaN cases."""
 
 import math
 
 import pytest
 import torch
 
-from tercet.similarity import CrossAttention, Parts, by_blocks
-from tercet.similarity.parts import padded_with_zeros
+from tercet.similarity import CrossAttention, PaddedSets, blockwise_similarity
+from tercet.similarity.padded_sets import zero_pad
 
 NORMS = ["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"]
 POOLINGS = ["LogSumExp", "Mean", "Max", "Sum"]
@@ -25,51 +25,56 @@ def sets(lengths, dim=6, seed=0, longest=None):
 
 
 def norm_along_queries(row, norm):
-    """`row`: the products of one part of a context with every query."""
+    """`row`: the products of one context element with every query."""
     if norm.startswith("clipped"):
         row = [x if x > 0 else 0.1 * x for x in row]
     if norm == "softmax":
         total = sum(math.exp(x) for x in row)
         return [math.exp(x) / total for x in row]
     if norm.endswith("l2norm"):
-        size = math.sqrt(sum(x * x for x in row)) + 1e-8
+        norm_value = math.sqrt(sum(x * x for x in row)) + 1e-8
     elif norm.endswith("l1norm"):
-        size = sum(abs(x) for x in row) + 1e-8
+        norm_value = sum(abs(x) for x in row) + 1e-8
     else:
-        size = 1.0
-    return [x / size for x in row]
+        norm_value = 1.0
+    return [x / norm_value for x in row]
 
 
-def kept_by(weights, focus):
+def focused(weights, focus):
     if focus == "equal":
-        signs = [len(weights) * a - sum(weights) for a in weights]
+        excess = [len(weights) * a - sum(weights) for a in weights]
     elif focus == "prob":
-        signs = [sum((a - b) * math.sqrt(b) for b in weights) for a in weights]
+        excess = [sum((a - b) * math.sqrt(b) for b in weights) for a in weights]
     else:
-        signs = [1.0] * len(weights)
-    kept = [a if sign > 0 else 0.0 for a, sign in zip(weights, signs, strict=True)]
-    return kept if any(kept) else weights  # all are alike: published, 0/0
+        excess = [1.0] * len(weights)
+    focused_weights = [a if e > 0 else 0.0 for a, e in zip(weights, excess, strict=True)]
+    return focused_weights if any(focused_weights) else weights  # all are equal: 0/0 in the published code
 
 
-def one_pair(context, queries, how):
-    """Plain lists of vectors -> the similarity of one context with one set of queries."""
+def one_pair(context, queries, attention):
+    """Similarity of one context with one set of queries, given as lists of vectors."""
 
     def dot(a, b):
         return sum(x * y for x, y in zip(a, b, strict=True))
 
-    scaled = [norm_along_queries([dot(c, q) for q in queries], how.norm) for c in context]
+    scaled = [norm_along_queries([dot(c, q) for q in queries], attention.norm) for c in context]
     cosines = []
-    for number, query in enumerate(queries):
-        powers = [math.exp(how.sharpness * row[number]) for row in scaled]
-        weights = kept_by([power / sum(powers) for power in powers], how.focus)
-        mix = [sum(a / sum(weights) * c[d] for a, c in zip(weights, context, strict=True)) for d in range(len(query))]
-        sizes = math.sqrt(dot(query, query)) * math.sqrt(dot(mix, mix))
-        cosines.append(dot(query, mix) / max(sizes, 1e-8))
-    if how.pooling == "LogSumExp":
-        return math.log(sum(math.exp(how.pooling_sharpness * r) for r in cosines)) / how.pooling_sharpness
-    if how.pooling == "Max":
+    for index, query in enumerate(queries):
+        powers = [math.exp(attention.inverse_temperature * row[index]) for row in scaled]
+        weights = focused([power / sum(powers) for power in powers], attention.focus)
+        attended = [
+            sum(a / sum(weights) * c[d] for a, c in zip(weights, context, strict=True)) for d in range(len(query))
+        ]
+        norms = math.sqrt(dot(query, query)) * math.sqrt(dot(attended, attended))
+        cosines.append(dot(query, attended) / max(norms, 1e-8))
+    if attention.pooling == "LogSumExp":
+        return (
+            math.log(sum(math.exp(attention.pooling_inverse_temperature * r) for r in cosines))
+            / attention.pooling_inverse_temperature
+        )
+    if attention.pooling == "Max":
         return max(cosines)
-    return sum(cosines) / (len(cosines) if how.pooling == "Mean" else 1)
+    return sum(cosines) / (len(cosines) if attention.pooling == "Mean" else 1)
 
 
 @pytest.mark.parametrize("focus", FOCUSES)
@@ -78,41 +83,45 @@ def one_pair(context, queries, how):
 def test_equal_to_the_equation_pair_by_pair(norm, pooling, focus):
     lengths, other_lengths = [4, 2, 5], [3, 1, 6, 2]
     contexts, queries = sets(lengths), sets(other_lengths, seed=1)
-    how = CrossAttention(7.0, norm, focus, pooling, 5.0)
-    found = how(Parts.of(contexts), Parts.of(queries))
+    attention = CrossAttention(7.0, norm, focus, pooling, 5.0)
+    similarity = attention(PaddedSets.of(contexts), PaddedSets.of(queries))
     for i, length in enumerate(lengths):
         for j, other in enumerate(other_lengths):
-            wanted = one_pair(contexts[i, :length].tolist(), queries[j, :other].tolist(), how)
-            assert found[i, j].item() == pytest.approx(wanted, abs=1e-12)
+            expected = one_pair(contexts[i, :length].tolist(), queries[j, :other].tolist(), attention)
+            assert similarity[i, j].item() == pytest.approx(expected, abs=1e-12)
 
 
-def both_ways(images, captions):
+def both_directions(images, captions):
     """A comparison that uses both directions, as BFAN does."""
     one = CrossAttention(9.0, pooling="LogSumExp")
     other = CrossAttention(20.0, focus="prob")
     return one(images, captions) + other(captions, images).T
 
 
-@pytest.mark.parametrize("kept", [0, 10**9])
-@pytest.mark.parametrize("entries", [1, 150, 10**6])
-def test_blocks_change_nothing(entries, kept):
+@pytest.mark.parametrize("max_saved_products", [0, 10**9])
+@pytest.mark.parametrize("block_products", [1, 150, 10**6])
+def test_blocks_change_nothing(block_products, max_saved_products):
     images, captions = sets([5, 3, 4, 5, 1]), sets([3, 7, 1, 6, 2, 3], seed=1)
     leaves = [images.clone().requires_grad_(), captions.clone().requires_grad_()]
-    whole = both_ways(Parts(leaves[0], Parts.of(images).real), Parts(leaves[1], Parts.of(captions).real))
-    upstream = torch.randn(whole.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    wanted = torch.autograd.grad(whole, leaves, upstream)
-    found = by_blocks(both_ways, *leaves, entries=entries, kept=kept)
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-13)
-    for ours, theirs in zip(torch.autograd.grad(found, leaves, upstream), wanted, strict=True):
+    full = both_directions(
+        PaddedSets(leaves[0], PaddedSets.of(images).real), PaddedSets(leaves[1], PaddedSets.of(captions).real)
+    )
+    upstream = torch.randn(full.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    expected = torch.autograd.grad(full, leaves, upstream)
+    similarity = blockwise_similarity(
+        both_directions, *leaves, block_products=block_products, max_saved_products=max_saved_products
+    )
+    torch.testing.assert_close(similarity, full, rtol=0, atol=1e-13)
+    for ours, theirs in zip(torch.autograd.grad(similarity, leaves, upstream), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_a_gradient_that_autograd_finds_numerically():
+def test_gradients_are_those_of_finite_differences():
     images, captions = sets([3, 2]).requires_grad_(), sets([2, 3], seed=1).requires_grad_()
-    real = Parts.of(images).real, Parts.of(captions).real
+    real = PaddedSets.of(images).real, PaddedSets.of(captions).real
 
     def compare(a, b):
-        return both_ways(Parts(a * real[0][..., None], real[0]), Parts(b * real[1][..., None], real[1]))
+        return both_directions(PaddedSets(a * real[0][..., None], real[0]), PaddedSets(b * real[1][..., None], real[1]))
 
     assert torch.autograd.gradcheck(compare, (images, captions), atol=1e-6)
 
@@ -121,23 +130,26 @@ def test_width_of_the_padding_has_no_effect():
     narrow, wide = sets([3, 1]), sets([3, 1], longest=9)
     captions = sets([4, 2], seed=1)
     torch.testing.assert_close(
-        by_blocks(both_ways, narrow, captions), by_blocks(both_ways, wide, captions), rtol=0, atol=1e-13
+        blockwise_similarity(both_directions, narrow, captions),
+        blockwise_similarity(both_directions, wide, captions),
+        rtol=0,
+        atol=1e-13,
     )
 
 
-@pytest.mark.parametrize("sharpness", [9.0, 20.0, 36.0, 100.0])
+@pytest.mark.parametrize("inverse_temperature", [9.0, 20.0, 36.0, 100.0])
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_sharp_attention_does_not_see_padding(norm, sharpness):
-    """Regions that all point away from the word: next to them the padding's product of 0 is huge."""
+def test_padding_has_no_effect_at_a_high_inverse_temperature(norm, inverse_temperature):
+    """Regions that all point away from the word, so that the padding's product of 0 is the largest."""
     word = sets([1], seed=3).float()
     away = torch.cat([-word, -word + 0.3 * sets([1], seed=4).float()], dim=1)
-    how = CrossAttention(sharpness, norm)
-    alone = how(Parts.of(away), Parts.of(word)).item()
-    beside = how(Parts.of(torch.nn.functional.pad(away, (0, 0, 0, 3))), Parts.of(word)).item()
+    attention = CrossAttention(inverse_temperature, norm)
+    alone = attention(PaddedSets.of(away), PaddedSets.of(word)).item()
+    padded = attention(PaddedSets.of(torch.nn.functional.pad(away, (0, 0, 0, 3))), PaddedSets.of(word)).item()
     assert alone < -0.8
-    assert beside == pytest.approx(alone, abs=1e-6)
-    small = how(Parts.of(1e-6 * away), Parts.of(word)).item()
-    assert small < -0.8  # cosines do not depend on lengths, small as they may be
+    assert padded == pytest.approx(alone, abs=1e-6)
+    small = attention(PaddedSets.of(1e-6 * away), PaddedSets.of(word)).item()
+    assert small < -0.8  # cosines do not depend on norms, however small
 
 
 @pytest.mark.parametrize("focus", FOCUSES)
@@ -145,14 +157,14 @@ def test_a_sharp_attention_does_not_see_padding(norm, sharpness):
     ("lengths", "other_lengths"),
     [([1], [1]), ([1], [5]), ([5], [1]), ([1, 1], [2, 3]), ([3], [2, 4]), ([0, 2], [3, 0])],
 )
-def test_nothing_is_nan_where_there_is_one_part_or_none(lengths, other_lengths, focus):
-    """One image, one word, one region, or none left: published, these crash or give 0/0."""
+def test_nothing_is_nan_with_one_element_or_none(lengths, other_lengths, focus):
+    """One image, one word, one region, or none: the published code crashes or gives 0/0."""
     images, captions = sets(lengths, longest=5).requires_grad_(), sets(other_lengths, seed=1).requires_grad_()
     for norm in NORMS:
         for pooling in POOLINGS:
-            how = CrossAttention(20.0 if pooling == "Mean" else 50.0, norm, focus, pooling)
-            for compare in (how, lambda a, b, how=how: how(b, a).T):
-                similarity = by_blocks(compare, images, captions)
+            attention = CrossAttention(20.0 if pooling == "Mean" else 50.0, norm, focus, pooling)
+            for compare in (attention, lambda a, b, attention=attention: attention(b, a).T):
+                similarity = blockwise_similarity(compare, images, captions)
                 assert similarity.shape == (len(lengths), len(other_lengths))
                 gradients = torch.autograd.grad(similarity.sum(), (images, captions))
                 assert similarity.isfinite().all()
@@ -161,50 +173,50 @@ def test_nothing_is_nan_where_there_is_one_part_or_none(lengths, other_lengths, 
 
 @pytest.mark.parametrize("focus", FOCUSES)
 @pytest.mark.parametrize("norm", NORMS)
-def test_equal_attention_keeps_every_part(norm, focus):
-    """Regions that are all alike, or all zeros: no weight is above the mean."""
+def test_equal_attention_keeps_every_element(norm, focus):
+    """Equal or all-zero regions: no weight is above the mean."""
     alike = sets([1], dim=6).expand(1, 4, 6).clone()
-    blank = padded_with_zeros(torch.zeros(1, 4, 6, dtype=torch.float64), torch.ones(1, 4, dtype=torch.bool))
+    blank = zero_pad(torch.zeros(1, 4, 6, dtype=torch.float64), torch.ones(1, 4, dtype=torch.bool))
     words = sets([3], seed=1)
-    how = CrossAttention(20.0, norm, focus)
-    wanted = (words[0] @ alike[0, 0]).mean()  # the mix of equal vectors is that vector
-    assert how(Parts.of(alike), Parts.of(words)).item() == pytest.approx(wanted.item(), abs=1e-9)
+    attention = CrossAttention(20.0, norm, focus)
+    expected = (words[0] @ alike[0, 0]).mean()  # the attended vector of equal regions is that region
+    assert attention(PaddedSets.of(alike), PaddedSets.of(words)).item() == pytest.approx(expected.item(), abs=1e-9)
     for vectors in (alike, blank):
         leaf = vectors.clone().requires_grad_()
-        found = how(Parts(leaf, Parts.of(vectors).real), Parts.of(words))
-        found.sum().backward()
-        assert found.isfinite().all()
+        similarity = attention(PaddedSets(leaf, PaddedSets.of(vectors).real), PaddedSets.of(words))
+        similarity.sum().backward()
+        assert similarity.isfinite().all()
         assert leaf.grad.isfinite().all()
-    assert how(Parts.of(blank), Parts.of(words)).item() == pytest.approx(0, abs=1e-9)
+    assert attention(PaddedSets.of(blank), PaddedSets.of(words)).item() == pytest.approx(0, abs=1e-9)
 
 
-def test_a_real_part_of_zeros_counts_and_padding_does_not():
+def test_a_real_element_of_zeros_counts_and_padding_does_not():
     real = torch.tensor([[True, True, False]])
     vectors = torch.zeros(1, 3, 4)
     vectors[0, 0, 1] = 1
     vectors[0, 2] = 7  # padding that was not zero
-    marked = padded_with_zeros(vectors, real)
-    assert torch.equal(Parts.of(marked).real, real)
+    marked = zero_pad(vectors, real)
+    assert torch.equal(PaddedSets.of(marked).real, real)
     assert marked.abs().max() == 1
     assert (marked.float() @ marked.float().mT).diagonal(dim1=1, dim2=2).tolist() == [[1, 0, 0]]
 
 
 def test_no_images_or_no_captions():
     empty = torch.zeros(0, 3, 4)
-    assert by_blocks(both_ways, empty, sets([2], dim=4).float()).shape == (0, 1)
-    assert by_blocks(both_ways, sets([2], dim=4).float(), empty).shape == (1, 0)
+    assert blockwise_similarity(both_directions, empty, sets([2], dim=4).float()).shape == (0, 1)
+    assert blockwise_similarity(both_directions, sets([2], dim=4).float(), empty).shape == (1, 0)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("focus", FOCUSES)
-def test_pairs_alone_are_the_diagonal_of_all(norm, pooling, focus):
+def test_similarities_of_pairs_are_the_diagonal(norm, pooling, focus):
     attend = CrossAttention(4.0, norm, focus, pooling, 5.0)
     contexts, queries = sets([3, 1, 5, 0], longest=6), sets([2, 4, 1, 3], seed=1)
-    slopes = []
+    results = []
     for compare in (lambda c, q: attend(c, q).diagonal(), attend.of_pairs):
         leaves = [contexts.clone().requires_grad_(), queries.clone().requires_grad_()]
-        found = compare(*(Parts(leaf, leaf.detach().abs().amax(dim=2) != 0) for leaf in leaves))
-        slopes.append([found.detach(), *torch.autograd.grad(found.square().sum(), leaves)])
-    for whole, alone in zip(*slopes, strict=True):
-        torch.testing.assert_close(alone, whole, atol=1e-12, rtol=1e-10)
+        similarity = compare(*(PaddedSets(leaf, leaf.detach().abs().amax(dim=2) != 0) for leaf in leaves))
+        results.append([similarity.detach(), *torch.autograd.grad(similarity.square().sum(), leaves)])
+    for full, alone in zip(*results, strict=True):
+        torch.testing.assert_close(alone, full, atol=1e-12, rtol=1e-10)

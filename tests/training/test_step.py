@@ -1,34 +1,34 @@
-"""One step: the pair gradient is injected, cached and accumulated gradients are exact, parts have their rates."""
+"""One step: the pair gradient is injected, cached and accumulated gradients are exact, learning-rate multipliers."""
 
 import pytest
 import torch
 
 import tercet
-from tercet.contracts import Batch
-from tercet.data.batches import Batches
-from tercet.data.meetings import k_caption_meetings, paired_meetings
-from tercet.data.pairs import paired
+from tercet.data.collate import Collator
+from tercet.data.paired_dataset import paired
+from tercet.data.samplers import image_batches, pair_batches
 from tercet.data.scenes import scenes
-from tercet.data.text.tokens import tokens_of
+from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
-from tercet.training.optimizers import freeze, make_optimizer
-from tercet.training.placed import placed
+from tercet.training.optim import freeze, make_optimizer
+from tercet.training.runtime import to_device
 from tercet.training.step import Step
-from tests.training.small import run_through, small_data, small_loop, small_settings
+from tercet.types import Batch
+from tests.training.small_training import run_through, small_data, small_loop, small_settings
 
 
 def heads(data, seed=0):
     torch.manual_seed(seed)
-    return build("heads", image_dim=data.images.shape[-1], caption_dim=data.captions.shape[-1], joint_dim=16)
+    return build("heads", image_dim=data.images.shape[-1], caption_dim=data.captions.shape[-1], embed_dim=16)
 
 
-def words(variant="f30k", captioner=True):
+def vsrn(variant="f30k", captioner=True):
     split = scenes("train", 12).as_split("regions")
     vocabulary = build_vocabulary(split.texts, 1)
-    data = paired("scenes", split, captions=tokens_of(split.texts, vocabulary))
+    data = paired("scenes", split, captions=tokenize_captions(split.texts, vocabulary))
     torch.manual_seed(0)
-    sizes = {"words": len(vocabulary), "image_dim": data.images.shape[-1], "joint_dim": 12, "word_dim": 6}
+    sizes = {"vocab_size": len(vocabulary), "image_dim": data.images.shape[-1], "embed_dim": 12, "word_dim": 6}
     return data, build("vsrn", variant=variant, captioner=captioner, caption_dim=8, caption_word_dim=6, **sizes)
 
 
@@ -37,17 +37,17 @@ def gradients(model):
 
 
 def hinge(similarity, positives):
-    hidden = similarity.masked_fill(positives, -1.0)
-    hardest = hidden.max(dim=1, keepdim=True).values, hidden.max(dim=0, keepdim=True).values
+    negatives = similarity.masked_fill(positives, -1.0)
+    hardest = negatives.max(dim=1, keepdim=True).values, negatives.max(dim=0, keepdim=True).values
     return sum(((0.2 + h - similarity).relu() * positives).sum() for h in hardest)
 
 
 def test_injecting_the_gradient_trains_as_autograd_of_the_loss_does(tmp_path, monkeypatch):
     """GOAL's validation (its Table 2): con/con by its pair gradient, the hinge by autograd; 100 steps in float64."""
     data = small_data(60)
-    given = {"precision": "float64", "epochs": 20, "cocos_every": 0}  # of 5 or 6 steps
-    injected = run_through(small_loop(made(tmp_path / "a"), heads(data), data, objective="con/con", **given))
-    loop = small_loop(made(tmp_path / "b"), heads(data), data, objective="con/con", **given)
+    given = {"precision": "float64", "epochs": 20, "cocos_every": 0}  # 5 or 6 steps per epoch
+    injected = run_through(small_loop(new_folder(tmp_path / "a"), heads(data), data, objective="con/con", **given))
+    loop = small_loop(new_folder(tmp_path / "b"), heads(data), data, objective="con/con", **given)
     assert loop.total >= 100
     monkeypatch.setattr(
         loop.step,
@@ -60,28 +60,28 @@ def test_injecting_the_gradient_trains_as_autograd_of_the_loss_does(tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["triplet-sh", "nt-xent", "cir/sig-ms", "smooth-ap"])
-@pytest.mark.parametrize("at_once", [7, 50, 1000])
-def test_grad_cache_is_the_gradient_of_the_whole_batch(name, at_once):
+@pytest.mark.parametrize("chunk_size", [7, 50, 1000])
+def test_grad_cache_is_the_gradient_of_the_whole_batch(name, chunk_size):
     data, objective = small_data(), tercet.objective(name)
-    batch = Batches(data).make(k_caption_meetings(data.owners, 20, 3, seed=0, epoch=0)[0])
-    found = []
-    for given in ({}, {"grad_cache": at_once}):
+    batch = Collator(data).make(image_batches(data.owners, 20, 3, seed=0, epoch=0)[0])
+    results = []
+    for given in ({}, {"grad_cache": chunk_size}):
         model = heads(data).double()
         batch64 = batch.__class__(
             **vars(batch) | {"images": batch.images.double(), "captions": batch.captions.double()}
         )
         outcome = Step(model, small_settings(**given))(objective, batch64, seed=5)
-        found.append((outcome.scalar, gradients(model)))
-    assert found[0][0] == pytest.approx(found[1][0], abs=1e-12)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-12)
+        results.append((outcome.scalar, gradients(model)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-12)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("at_once", [7, 1000])
-def test_grad_cache_of_sets_of_parts(at_once):
-    """Parts of a batch whose longest captions differ."""
+@pytest.mark.parametrize("chunk_size", [7, 1000])
+def test_grad_cache_of_region_and_word_sets(chunk_size):
+    """Chunks of a batch whose longest captions differ."""
     data = small_data()
     generator = torch.Generator().manual_seed(0)
-    batch = Batches(data).make(paired_meetings(data.owners, 20, seed=0, epoch=0)[0])
+    batch = Collator(data).make(pair_batches(data.owners, 20, seed=0, epoch=0)[0])
     batch = Batch(
         torch.randn(20, 5, 8, generator=generator).double(),
         torch.randint(4, 30, (20, 9), generator=generator),
@@ -90,18 +90,18 @@ def test_grad_cache_of_sets_of_parts(at_once):
         torch.randint(1, 6, (20,), generator=generator),
         torch.randint(1, 10, (20,), generator=generator),
     )
-    found = []
-    for given in ({}, {"grad_cache": at_once}):
+    results = []
+    for given in ({}, {"grad_cache": chunk_size}):
         torch.manual_seed(0)
-        model = build("scan", words=30, image_dim=8, joint_dim=6, word_dim=4).double()
+        model = build("scan", vocab_size=30, image_dim=8, embed_dim=6, word_dim=4).double()
         outcome = Step(model, small_settings(**given))(tercet.objective("nt-xent"), batch, seed=5)
-        found.append((outcome.scalar, gradients(model)))
-    assert found[0][0] == pytest.approx(found[1][0], abs=1e-12)
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-12, atol=1e-12)
+        results.append((outcome.scalar, gradients(model)))
+    assert results[0][0] == pytest.approx(results[1][0], abs=1e-12)
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-12, atol=1e-12)
 
 
 class Noisy(torch.nn.Module):
-    """Heads with dropout: the second encoding must see the noise of the first."""
+    """Heads with dropout: the second encoding must use the same dropout mask as the first."""
 
     dot_product = True
 
@@ -119,39 +119,41 @@ class Noisy(torch.nn.Module):
         return images @ captions.T
 
 
-def test_grad_cache_replays_what_is_random():
+def test_grad_cache_replays_the_random_state():
     data, objective = small_data(), tercet.objective("nt-xent")
-    batch = Batches(data).make(paired_meetings(data.owners, 40, seed=0, epoch=0)[0])
+    batch = Collator(data).make(pair_batches(data.owners, 40, seed=0, epoch=0)[0])
     model = Noisy(data).double()
     batch = batch.__class__(**vars(batch) | {"images": batch.images.double(), "captions": batch.captions.double()})
     step = Step(model, small_settings(grad_cache=9))
     step(objective, batch, seed=5)
-    found = gradients(model)
-    # The slow way: the same noise, all parts in one graph.
-    from tercet.training.grad_cache import Cached
+    cached_gradients = gradients(model)
+    # Reference: the same noise, all chunks in one graph.
+    from tercet.training.grad_cache import CachedEncoding
 
     model.zero_grad()
-    sides = [
-        Cached(step.encode_images, batch.images, None, 9, 5),
-        Cached(step.encode_captions, batch.captions, None, 9, 4),
+    cached = [
+        CachedEncoding(step.encode_images, batch.images, None, 9, 5),
+        CachedEncoding(step.encode_captions, batch.captions, None, 9, 4),
     ]
-    images, captions = (torch.cat([side._encoded(n) for n in range(len(side.parts))]) for side in sides)
+    images, captions = (torch.cat([side._encode_chunk(n) for n in range(len(side.chunks))]) for side in cached)
     objective(images, captions, image_ids=batch.image_ids, caption_ids=batch.caption_ids).backward()
-    torch.testing.assert_close(found, gradients(model), rtol=0, atol=1e-12)
+    torch.testing.assert_close(cached_gradients, gradients(model), rtol=0, atol=1e-12)
 
 
 def test_grad_cache_refuses_batch_norm():
-    data, model = words()
-    batch = Batches(data).make(paired_meetings(data.owners, 20, seed=0, epoch=0)[0])
+    data, model = vsrn()
+    batch = Collator(data).make(pair_batches(data.owners, 20, seed=0, epoch=0)[0])
     with pytest.raises(ValueError, match=r"is a BatchNorm.*would not be exact"):
         Step(model.train(), small_settings(grad_cache=4))(tercet.objective("triplet"), batch, seed=0)
 
 
 def test_accumulated_gradients_are_the_mean_of_the_batches(tmp_path):
     data = small_data()
-    loop = small_loop(tmp_path, heads(data), data, accumulate=2, clip=None, objective="nt-xent", epochs=1)
-    assert loop.steps_an_epoch == 3
-    first_two = [placed(batch, loop.device, loop.settings) for batch in loop.batches.run(loop._meetings(0)[:2])]
+    loop = small_loop(tmp_path, heads(data), data, grad_accum_steps=2, grad_clip=None, objective="nt-xent", epochs=1)
+    assert loop.steps_per_epoch == 3
+    first_two = [
+        to_device(batch, loop.device, loop.settings) for batch in loop.collator.run(loop._index_batches(0)[:2])
+    ]
     expected = []
     for batch in first_two:
         loop.model.zero_grad()
@@ -159,33 +161,35 @@ def test_accumulated_gradients_are_the_mean_of_the_batches(tmp_path):
         expected.append(gradients(loop.model))
     loop.optimizer.step = lambda: None
     next(loop._steps(0))
-    for name, found in gradients(loop.model).items():
-        torch.testing.assert_close(found, (expected[0][name] + expected[1][name]) / 2)
+    for name, gradient in gradients(loop.model).items():
+        torch.testing.assert_close(gradient, (expected[0][name] + expected[1][name]) / 2)
 
 
-def test_the_captioner_is_trained_beside_and_the_graph_runs_once():
-    data, model = words()
-    batch = Batches(data).make(paired_meetings(data.owners, 20, seed=0, epoch=0)[0])
+def test_the_captioner_is_trained_too_and_the_graph_reasoning_runs_once():
+    data, model = vsrn()
+    batch = Collator(data).make(pair_batches(data.owners, 20, seed=0, epoch=0)[0])
     runs = []
     reason = model.reason
     model.reason = lambda *given: runs.append(1) or reason(*given)
     Step(model.train(), small_settings(caption_weight=1.0))(tercet.objective("triplet-sh"), batch, seed=0)
     assert len(runs) == 1
     assert model.captioner.out.weight.grad.abs().sum() > 0
-    without = words(captioner=False)[1]
+    without = vsrn(captioner=False)[1]
     with pytest.raises(ValueError, match="no captioner"):
         Step(without, small_settings(caption_weight=1.0))(tercet.objective("triplet-sh"), batch, seed=0)
 
 
-def test_parts_have_their_rates_and_frozen_ones_stay():
+def test_learning_rate_multipliers_and_frozen_parameters():
     model = heads(small_data())
-    settings = small_settings(part_rates={"image_head": 0.1}, frozen=["caption_head"])
+    settings = small_settings(lr_multipliers={"image_head": 0.1}, frozen=["caption_head"])
     freeze(model, settings.frozen)
     assert not any(parameter.requires_grad for parameter in model.caption_head.parameters())
     groups = make_optimizer(model, settings).param_groups
     assert [group["lr"] for group in groups] == pytest.approx([1e-3, 1e-4])
     assert groups[1]["params"][0] is model.image_head.linear.weight
-    with pytest.raises(ValueError, match="no weights begin with 'images'; the model's parts are: image_head"):
+    with pytest.raises(
+        ValueError, match="no parameter name starts with 'images'; the modules of the model are: image_head"
+    ):
         freeze(model, ["images"])
 
 
@@ -198,30 +202,30 @@ def test_variants_of_the_step_learn(tmp_path, given):
     assert all(not torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
-def test_the_first_epochs_belong_to_another_objective(tmp_path, monkeypatch):
+def test_the_warmup_objective_trains_the_first_epochs(tmp_path, monkeypatch):
     data = small_data()
-    loop = small_loop(tmp_path, heads(data), data, first_objective="triplet", epochs=2)
+    loop = small_loop(tmp_path, heads(data), data, warmup_objective="triplet", epochs=2)
     used = []
     step = loop.step
     monkeypatch.setattr(loop, "step", lambda objective, *rest: used.append(objective.name) or step(objective, *rest))
     run_through(loop)
-    assert used == ["triplet"] * loop.steps_an_epoch + ["triplet-sh"] * loop.steps_an_epoch
+    assert used == ["triplet"] * loop.steps_per_epoch + ["triplet-sh"] * loop.steps_per_epoch
 
 
-def test_the_diagonal_of_the_published_programs(tmp_path):
+def test_diagonal_positives_as_in_the_published_code(tmp_path):
     data = small_data(12)
     own, diagonal = (
-        small_loop(made(tmp_path / name), heads(data), data, positives=name) for name in ("ids", "diagonal")
+        small_loop(new_folder(tmp_path / name), heads(data), data, positives=name) for name in ("ids", "diagonal")
     )
-    batches = [next(loop.batches.run(loop._meetings(0))) for loop in (own, diagonal)]
+    batches = [next(loop.collator.run(loop._index_batches(0))) for loop in (own, diagonal)]
     assert loop_positives(own, batches[0]) > 50
     assert loop_positives(diagonal, batches[1]) == 50
 
 
 def loop_positives(loop, batch):
-    return int(placed(batch, loop.device, loop.settings).positives().sum())
+    return int(to_device(batch, loop.device, loop.settings).positives().sum())
 
 
-def made(folder):
+def new_folder(folder):
     folder.mkdir()
     return folder

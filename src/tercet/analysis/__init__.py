@@ -1,1 +1,1 @@
-"""What a gradient does: counts of the samples behind it, and whether it is what it claims to be."""
+"""Analysis of objectives: COCOS counts, gradient checks, diagrams, gradient breakdowns, diagnostics, reports."""

@@ -1,7 +1,8 @@
-"""COCOS: counting the samples that contribute to an objective's gradient, per direction.
+"""COCOS: counts of the samples that contribute to an objective's gradient, per direction.
 
-Published quantities come from each objective's own terms (Bleeker and de Rijke, ECIR 2022, Eq. 10 to 13); the general
-ones from the entries of the pair gradient, for every objective. A query is an anchor with at least one positive.
+After Bleeker and de Rijke (ECIR 2022), who count for triplet and triplet-sh (Eq. 9 and 10), NT-Xent (Eq. 11) and
+SmoothAP (Eq. 12 and 13). These published counts are computed from the terms of each objective; the general counts are
+computed from the entries of the pair gradient, for every objective. A query is an anchor with at least one positive.
 """
 
 from collections.abc import Callable
@@ -11,16 +12,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from tercet.analysis.cocos_published import as_released
-from tercet.contracts import PairMask, Similarity
+from tercet.legacy.cocos_released import released_counts
+from tercet.objectives.aoq import AOQ
 from tercet.objectives.base import RowObjective
-from tercet.objectives.hardest import hardest_negative
-from tercet.objectives.masks import Rows, as_rows
+from tercet.objectives.hardest_triplet import HardestTriplet
+from tercet.objectives.inputs import Rows, as_rows, hardest_negative
 from tercet.objectives.nt_xent import NTXent
-from tercet.objectives.offline import Offline
 from tercet.objectives.smooth_ap import SmoothAP
 from tercet.objectives.triplet import Triplet
-from tercet.objectives.triplet_sh import HardestTriplet
+from tercet.types import PairMask, Similarity
 
 Counts = dict[str, float]
 
@@ -37,60 +37,73 @@ def cocos(
     mined: Float[Tensor, "pair 4"] | None = None,
     as_published: bool = False,
 ) -> dict[str, Any]:
-    """{'i2t': counts, 't2i': counts}; with `mined` members also 'mined_active', a count for each of the four.
+    """{'i2t': counts, 't2i': counts}; with `mined` also 'mined_active', one count per column of `mined`.
 
-    Every objective: `negatives` (mean over queries of how many negatives have |g| > epsilon x the largest of the
-    query's negatives), `silent` (queries whose whole row of the gradient is zero), `effective` (mean of
-    (sum |g|)^2 / sum g^2) and `hardest_share` (mean share of the largest |g|), the last two over the queries that push
-    any negative, 0 where none does.
+    Counts of every objective, where g is a row of the pair gradient restricted to negatives:
 
-    `matching` marks pairs that are known to match, whatever `positives` says. With it: `matching_share` (mean share of
-    a query's push that falls on negatives that match) and `matching_even` (what it would be if all negatives were
-    pushed alike), both over the queries that push any negative.
+    - `negatives`: mean over queries of the number of negatives with |g| > epsilon x the query's largest |g|
+    - `silent`: number of queries whose row of the gradient is zero, positives included
+    - `effective`: mean effective number of negatives, (sum |g|)^2 / sum g^2
+    - `hardest_share`: mean of largest |g| / sum |g|
 
-    `triplet`: `C_q` (mean number of active triplets over queries that have any, NaN where none has), `C_B` (their sum),
-    `C_0` (queries without). `triplet-sh`: `C_q` (1 while any query is active), `C_B` (active queries), `C_0`.
-    `nt-xent`: `C_qv` (mean number of negatives with probability > epsilon), `W_neg` (their mean sum), `W_pos` (mean of
-    1 - the positives' probabilities). `smooth-ap`: `C_q` (mean over queries that have any, 0 where none has, of the
-    terms with sim / R^2 > epsilon per positive), `C_0`.
+    The last two are means over queries with a nonzero g, and 0 if there are none.
 
-    `as_published` gives what the released counters print for these four, errors included, and nothing else.
+    `matching` marks pairs that are known to match although `positives` does not contain them. With it, over the same
+    queries: `matching_share` (mean share of sum |g| on matching negatives) and `matching_even` (mean share of negatives
+    that match, which `matching_share` would be if all negatives were pushed equally).
+
+    Published counts:
+
+    - `triplet` (Eq. 9, 10): `C_q`, mean number of active triplets over queries with any (NaN if none has); `C_B`, their
+      sum; `C_0`, number of queries without
+    - `triplet-sh` (Eq. 9, 10): `C_q`, 1 if any query is active, else 0; `C_B`, number of active queries; `C_0`
+    - `nt-xent` (Eq. 11): `C_qv`, mean number of negatives with probability > epsilon; `W_neg`, mean sum of these
+      probabilities; `W_pos`, mean of 1 - the positives' probabilities
+    - `smooth-ap` (Eq. 12, 13): `C_q`, mean number per positive of terms with sim / R^2 > epsilon, over queries with any
+      (0 if none has); `C_0`
+
+    `as_published=True` returns only what the authors' released counters compute for these four, errors included.
     """
-    similarity = similarity.double()  # thresholds should not hang on a rounding
+    similarity = similarity.double()  # so that rounding does not decide at a threshold
     rows = as_rows(similarity, positives, ignored)
     if as_published:
-        return as_released(objective, rows, epsilon)
+        return released_counts(objective, rows, epsilon)
     mined = None if mined is None else mined.double()
     i2t, t2i = objective.pair_gradients(similarity, positives, ignored, mined=mined)
-    sides = {"i2t": (rows, i2t, matching), "t2i": (rows.transposed(), t2i.T, None if matching is None else matching.T)}
-    counts: dict[str, Any] = {
-        side: own_terms(objective, anchored, epsilon)
-        | general(anchored, gradient, epsilon)
-        | ({} if known is None else on_matching(anchored, gradient, known))
-        for side, (anchored, gradient, known) in sides.items()
+    directions = {
+        "i2t": (rows, i2t, matching),
+        "t2i": (rows.transposed(), t2i.T, None if matching is None else matching.T),
     }
-    if mined is not None and isinstance(objective, Offline):
+    counts: dict[str, Any] = {
+        direction: published_counts(objective, anchored, epsilon)
+        | general_counts(anchored, gradient, epsilon)
+        | ({} if known is None else matching_counts(anchored, gradient, known))
+        for direction, (anchored, gradient, known) in directions.items()
+    }
+    if mined is not None and isinstance(objective, AOQ):
         counts["mined_active"] = objective.mined_active(similarity, positives, ignored, mined=mined)
     return counts
 
 
-def own_terms(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
-    """The published quantities of one direction; none for an objective that the study did not look at."""
-    count = OWN_TERMS.get(type(objective))
+def published_counts(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+    """The published counts of one direction; empty for an objective that the paper does not count."""
+    counter = PUBLISHED_COUNTERS.get(type(objective))
     is_query = rows.positives.any(dim=1)
-    if count is None or not is_query.any():
-        return dict(WITHOUT_QUERIES.get(type(objective), {}))
-    return count(objective, rows.each(lambda matrix: matrix[is_query]), epsilon)
+    if counter is None or not is_query.any():
+        return dict(NO_QUERIES.get(type(objective), {}))
+    return counter(objective, rows.map(lambda matrix: matrix[is_query]), epsilon)
 
 
-def general(rows: Rows, gradient: Float[Tensor, "anchor candidate"], epsilon: float) -> Counts:
-    """From the entries of one direction's gradient; each query's scale drops out, and with it the reduction."""
+def general_counts(rows: Rows, gradient: Float[Tensor, "anchor candidate"], epsilon: float) -> Counts:
+    """The general counts of one direction; they do not depend on the scale of a query, so not on the reduction."""
     is_query = rows.positives.any(dim=1)
     row, push = gradient.abs()[is_query], (gradient.abs() * rows.negatives)[is_query]
     if not push.numel():
         return {"negatives": 0.0, "silent": float(len(push)), "effective": 0.0, "hardest_share": 0.0}
     largest = push.max(dim=1).values
-    pushes = push[largest > 0] / largest[largest > 0, None]  # squares of what has almost vanished would be 0
+    pushes = (
+        push[largest > 0] / largest[largest > 0, None]
+    )  # relative to the largest, so that squares of tiny entries do not underflow
     effective = pushes.sum(dim=1).square() / pushes.square().sum(dim=1)
     hardest_share = pushes.max(dim=1).values / pushes.sum(dim=1) if len(pushes) else effective
     return {
@@ -101,13 +114,13 @@ def general(rows: Rows, gradient: Float[Tensor, "anchor candidate"], epsilon: fl
     }
 
 
-def on_matching(
+def matching_counts(
     rows: Rows, gradient: Float[Tensor, "anchor candidate"], matching: Bool[Tensor, "anchor candidate"]
 ) -> Counts:
-    """How much of each query's push falls on negatives that match, and how much would if all were pushed alike."""
+    """Mean share of a query's push on negatives that match, and what it would be if all were pushed equally."""
     push = gradient.abs() * rows.negatives * rows.positives.any(dim=1, keepdim=True)
     pushing = push.sum(dim=1) > 0
-    push, negatives, known = (each[pushing] for each in (push, rows.negatives, rows.negatives & matching))
+    push, negatives, known = (matrix[pushing] for matrix in (push, rows.negatives, rows.negatives & matching))
     return {
         "matching_share": _mean((push * known).sum(dim=1) / push.sum(dim=1)),
         "matching_even": _mean(known.sum(dim=1).double() / negatives.sum(dim=1)),
@@ -115,7 +128,8 @@ def on_matching(
 
 
 def _triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
-    active = objective.row_gradient(rows).clamp(min=0).sum(dim=1).double()  # every active triplet pushes by one
+    """Eq. 9 and 10 for triplet."""
+    active = objective.row_gradient(rows).clamp(min=0).sum(dim=1).double()  # every active triplet pushes with weight 1
     contributing = active > 0
     return {
         "C_q": _mean(active[contributing], empty=float("nan")),
@@ -125,6 +139,7 @@ def _triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
 
 
 def _hardest_triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+    """Eq. 9 and 10 for triplet-sh."""
     assert isinstance(objective, HardestTriplet)
     hardest = hardest_negative(rows)
     violated = objective.margin + hardest.similarity[:, None] > rows.similarity
@@ -133,6 +148,7 @@ def _hardest_triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Cou
 
 
 def _nt_xent(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+    """Eq. 11: C^qv, W^- and W^+ of NT-Xent."""
     assert isinstance(objective, NTXent)
     probability = objective.log_softmax(rows).exp()
     counted = (probability > epsilon) & rows.negatives
@@ -144,6 +160,7 @@ def _nt_xent(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
 
 
 def _smooth_ap(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+    """Eq. 12 and 13: C^q and C^0 of SmoothAP, with the factor 1 / temperature."""
     assert isinstance(objective, SmoothAP)
     soft = objective.soft_ranks(rows)
     rank = soft.among_positives + soft.negatives_above
@@ -154,7 +171,7 @@ def _smooth_ap(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
     return {"C_q": _mean(contributing[counted]), "C_0": float((~counted).sum())}
 
 
-OWN_TERMS: dict[type, Callable[[RowObjective, Rows, float], Counts]] = {
+PUBLISHED_COUNTERS: dict[type, Callable[[RowObjective, Rows, float], Counts]] = {
     Triplet: _triplet,
     HardestTriplet: _hardest_triplet,
     NTXent: _nt_xent,
@@ -162,8 +179,8 @@ OWN_TERMS: dict[type, Callable[[RowObjective, Rows, float], Counts]] = {
 }
 
 
-# Where nobody is a query: counts are 0 and means are what they are over nothing.
-WITHOUT_QUERIES: dict[type, Counts] = {
+# Published counts of a batch without queries: counts are 0, means have their empty value.
+NO_QUERIES: dict[type, Counts] = {
     Triplet: {"C_q": float("nan"), "C_B": 0.0, "C_0": 0.0},
     HardestTriplet: {"C_q": 0.0, "C_B": 0.0, "C_0": 0.0},
     NTXent: {"C_qv": 0.0, "W_neg": 0.0, "W_pos": 0.0},
@@ -171,5 +188,5 @@ WITHOUT_QUERIES: dict[type, Counts] = {
 }
 
 
-def _mean(numbers: Tensor, empty: float = 0.0) -> float:
-    return float(numbers.mean()) if len(numbers) else empty
+def _mean(values: Tensor, empty: float = 0.0) -> float:
+    return float(values.mean()) if len(values) else empty

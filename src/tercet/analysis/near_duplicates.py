@@ -1,4 +1,4 @@
-"""Captions that say almost the same: negatives that are none."""
+"""Near-duplicate captions: negatives that are probably false negatives."""
 
 import re
 from collections.abc import Sequence
@@ -7,52 +7,53 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from tercet.contracts import PairMask, Similarity
-from tercet.objectives.hardest import hardest_negative
-from tercet.objectives.masks import as_rows
+from tercet.objectives.inputs import as_rows, hardest_negative
+from tercet.types import PairMask, Similarity
 
-ALIKE = 0.8  # shared words over all words of both
+MIN_OVERLAP = 0.8  # Jaccard index of the word sets: shared words / all words of both
 
 Words = frozenset[str]
 
 
 def words_of(caption: str) -> Words:
-    """
+    """The set of lower-case words of a caption.
+
     >>> sorted(words_of("A dog, a DOG's ball."))
     ['a', 'ball', 'dog', 's']
     """
     return frozenset(re.findall(r"\w+", caption.lower()))
 
 
-def nearly_equal(one: Words, other: Words) -> bool:
-    """
-    >>> nearly_equal(words_of("A dog runs on the grass"), words_of("a dog runs on grass."))
+def is_near_duplicate(one: Words, other: Words) -> bool:
+    """Whether two captions have nearly the same words (Jaccard index at least MIN_OVERLAP).
+
+    >>> is_near_duplicate(words_of("A dog runs on the grass"), words_of("a dog runs on grass."))
     True
     """
-    return bool(one or other) and len(one & other) >= ALIKE * len(one | other)
+    return bool(one or other) and len(one & other) >= MIN_OVERLAP * len(one | other)
 
 
 def hardest_is_duplicate(
     similarity: Similarity,
     positives: PairMask,
     captions: Sequence[Words],
-    of_images: Sequence[Sequence[Words]],
+    image_captions: Sequence[Sequence[Words]],
     ignored: PairMask | None = None,
 ) -> Bool[Tensor, " query"]:
-    """Of the queries of both directions, whether the hardest negative says almost what a caption of the query says.
+    """For the queries of both directions (i2t first), whether the hardest negative is a near-duplicate.
 
-    `captions` are those of the columns, `of_images` all captions of each row's image. For an image the hardest caption
-    is held against its own ones; for a caption, against those of the hardest image.
+    `captions` are the captions of the columns, `image_captions` all captions of each row's image. An image query
+    compares its hardest caption with its own captions; a caption query compares itself with those of its hardest image.
     """
     rows = as_rows(similarity, positives, ignored)
-    caption_of, image_of = hardest_negative(rows), hardest_negative(rows.transposed())
-    found = [
-        any(nearly_equal(captions[int(caption)], own) for own in of_images[image])
-        for image, caption in enumerate(caption_of.candidate)
-        if caption_of.exists[image]
+    hardest_caption, hardest_image = hardest_negative(rows), hardest_negative(rows.transposed())
+    duplicates = [
+        any(is_near_duplicate(captions[int(caption)], own) for own in image_captions[image])
+        for image, caption in enumerate(hardest_caption.candidate)
+        if hardest_caption.exists[image]
     ] + [
-        any(nearly_equal(captions[caption], theirs) for theirs in of_images[int(image)])
-        for caption, image in enumerate(image_of.candidate)
-        if image_of.exists[caption]
+        any(is_near_duplicate(captions[caption], other) for other in image_captions[int(image)])
+        for caption, image in enumerate(hardest_image.candidate)
+        if hardest_image.exists[caption]
     ]
-    return torch.tensor(found, dtype=torch.bool)
+    return torch.tensor(duplicates, dtype=torch.bool)

@@ -1,1 +1,1 @@
-"""Which objective wins, by how much: a grid of runs, and the table that answers."""
+"""`tercet compare`: trains a grid of objectives x seeds, tests the differences, writes tables and a report."""

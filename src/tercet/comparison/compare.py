@@ -1,158 +1,298 @@
-"""`tercet compare`: contestants, runs, statistics, tables, report."""
+"""`tercet compare`: plan and execute the runs, test the differences, and write tables and a report."""
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from rich.progress import Progress
 
 from tercet import runs
-from tercet.comparison.answer import Comparison
-from tercet.comparison.contestants import contestants_of
-from tercet.comparison.engine import Engine
-from tercet.comparison.features import data_of
-from tercet.comparison.judgement import judge
-from tercet.comparison.live import LiveTable, Trials, key_of
-from tercet.comparison.local import LocalProcesses
+from tercet.comparison.executors.base import Executor
+from tercet.comparison.executors.local import LocalExecutor
+from tercet.comparison.live_table import LiveTable, LrTrials, run_label
+from tercet.comparison.lr_search import TUNING_SEED, LrSearch, choose, trials
 from tercet.comparison.plan import (
-    Plan,
-    Readies,
-    check_tables,
+    PlannedRun,
+    PreparedDatasets,
+    check_mined_tables,
     common_settings,
-    make_all_ready,
-    plan_of,
-    with_rate,
+    evaluated_split,
+    plan_run,
+    prepare_all,
+    prepare_features,
+    with_learning_rate,
     with_seed,
 )
-from tercet.comparison.protocols import check_protocols, under_protocols
-from tercet.comparison.report.evidence import held_out
-from tercet.comparison.results import Failure, Results
-from tercet.comparison.settings import CompareSettings, settings_of
-from tercet.comparison.tuning import TUNING_SEED, Tuned, choose, trials
-from tercet.comparison.verdict import fairness_said, verdict
-from tercet.evaluation.by_image import METRICS
-from tercet.objectives.catalogue import nearest
-from tercet.training.run import run_mark
+from tercet.comparison.report.embeddings import evaluated_data
+from tercet.comparison.results import Failure, Results, Run, SignificanceTable, pairwise_tests
+from tercet.comparison.settings import CompareSettings, make_settings
+from tercet.comparison.summary import fairness_note, verdict
+from tercet.comparison.tables import cost_table, format_spread, goal_tables, pairs_table, recalls_table, runs_csv
+from tercet.comparison.variants import make_variants
+from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
+from tercet.evaluation.metrics import METRICS
+from tercet.inference import load
+from tercet.names import suggest
+from tercet.reporting.table_formats import Table
+from tercet.training.eval_loop import encode_split, tiles_of
+from tercet.training.evaluate_run import coco_ids
+from tercet.training.train import run_id_of
 
 
-def compare(**given: Any) -> Comparison:
-    """`tercet compare` as a function: takes its settings by name."""
-    return run_comparison(settings_of(given), Console(stderr=True))
+@dataclass(frozen=True)
+class Comparison:
+    """Result of `compare`: metrics, significance tests and a summary. `save` writes all of it."""
 
+    settings: CompareSettings
+    title: str
+    results: Results
+    significance: SignificanceTable
+    verdict: str
+    """The summary paragraph."""
+    tuned: Mapping[str, LrSearch]
+    folder: Path
+    prepared_datasets: PreparedDatasets
+    protocols: Mapping[str, Results]
+    """The same runs, evaluated under named protocols."""
 
-def run_comparison(settings: CompareSettings, console: Console, engine: Engine | None = None) -> Comparison:
-    if settings.metric not in METRICS:
-        near = nearest(settings.metric, METRICS)
-        raise ValueError(f"--metric {settings.metric!r} cannot be tested{near}; these can: {', '.join(METRICS)}")
-    contestants = contestants_of(settings)  # before any work: a wrong name costs nothing
-    common = common_settings(settings, data_of(settings, console))
-    readies = make_all_ready(contestants, common)
-    runs.make_root(settings.runs)
-    for ready in readies.values():
-        if len(held_out(ready.test, ready.validation).images) < 2:
-            raise ValueError(f"{settings.data}: one held-out image says nothing about luck; give at least 2")
-    check_protocols(settings, readies)
-    plans = planned = {each.name: plan_of(each, 0, common, readies) for each in contestants}
-    check_tables(plans.values(), readies)
-    engine = engine or LocalProcesses(readies, settings.workers)
-    tuned: dict[str, Tuned] = {}
-    failures: list[Failure] = []
-    if settings.tune is not None:
-        tuned, failures = _tuned(plans, settings, readies, engine, console)
-        plans = {name: with_rate(plans[name], tuned[name].chosen) for name in tuned}
-    # Seed by seed: early on there is something to compare.
-    wanted = [with_seed(plan, seed) for seed in range(settings.seeds) for plan in plans.values()]
-    live = LiveTable(console, Results(contestants, {}), len(wanted), metric=settings.metric, what="runs")
-    _carry_out(wanted, readies, engine, live)
-    results = Results(contestants, live.results.runs, [*failures, *live.failures])
-    identity = {**_identity(settings), "runs": [_mark(plan, readies) for plan in wanted]}
-    protocols = under_protocols(results, readies, settings, console)
-    bases = [plan.settings.learning_rate for plan in planned.values()]
-    fairness = _fairness(results, (settings.tune_factors, bases) if settings.tune else None)
-    return _answer(settings, results, tuned, readies, protocols, fairness, runs.run_hash(identity, ""))
+    def tables(self) -> list[Table]:
+        order = list(self.significance.order)
+        if not order:
+            return []
+        title = f"{self.title}; {self.results.split}, {format_spread(self.results)}"
+        per_protocol = [
+            recalls_table(results, order, f"{protocol}, {title}") for protocol, results in self.protocols.items()
+        ]
+        return [recalls_table(self.results, order, title), *per_protocol, *goal_tables(self.results)]
 
+    def print(self, console: Console) -> None:
+        for table in self.tables():
+            console.print(table.terminal())
+            console.print()
+        console.print(self.verdict, highlight=False, markup=False)
 
-def _tuned(
-    plans: Mapping[str, Plan], settings: CompareSettings, readies: Readies, engine: Engine, console: Console
-) -> tuple[dict[str, Tuned], list[Failure]]:
-    """The learning rate of each contestant. One whose trials all fail is out."""
-    if settings.seeds > TUNING_SEED:
-        raise ValueError(f"--seeds must be at most {TUNING_SEED}, which chooses learning rates")
-    if any(ready.validation is None for ready in readies.values()):
-        raise ValueError("--tune lr chooses on validation, and the data has no validation split")
-    asked = {name: trials(plan, settings.tune_factors) for name, plan in plans.items()}
-    every = [trial for each in asked.values() for trial in each]
-    live = Trials(console, len(every))
-    _carry_out(every, readies, engine, live)
-    chosen, failures = {}, list(live.failures)
-    for name, plan in plans.items():
-        finished = {
-            trial.settings.learning_rate: live.folders[key_of(trial)]
-            for trial in asked[name]
-            if key_of(trial) in live.folders
+    def document(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        return {
+            "title": self.title,
+            "verdict": self.verdict,
+            "metric": self.significance.metric,
+            "results": {name: self._run_documents(name) for name in self.results.names()},
+            "failures": [asdict(failure) for failure in self.results.failures],
+            "pairs": [
+                {
+                    "first": pair.first,
+                    "second": pair.second,
+                    "corrected_p": pair.corrected_p,
+                    "significant": pair.significant,
+                    **{key: value for key, value in asdict(pair.test).items() if key != "spread"},
+                    "detectable": pair.test.detectable(self.significance.level),
+                    "seeds_needed": pair.test.seeds_needed(self.significance.level),
+                }
+                for pair in self.significance.pairs
+            ],
+            "protocols": {
+                protocol: {
+                    name: [run.metrics for _, run in sorted(results.runs[name].items())] for name in results.names()
+                }
+                for protocol, results in self.protocols.items()
+            },
+            "tuned": {name: asdict(tuned) for name, tuned in self.tuned.items()},
         }
-        found = choose(plan, finished)
-        if found is None:
-            failures.append(Failure(name, "none of the runs that were to choose its learning rate finished"))
-        else:
-            chosen[name] = found
-    return chosen, failures
+
+    def _run_documents(self, name: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "seed": seed,
+                "run": run.folder.name,
+                "learning_rate": run.learning_rate,
+                "steps": run.final["step"],
+                "pairs_seen": run.final["pairs_seen"],
+                "clipped_share": run.clipped,
+                "seconds": run.machine["seconds"],
+                "memory_mb": run.machine.get("memory_mb"),
+                "metrics": run.metrics,
+            }
+            for seed, run in sorted(self.results.runs[name].items())
+        ]
+
+    def save(self) -> Path:
+        """Write tables (Markdown, LaTeX, CSV, JSON), figures and the report; return the path of the report."""
+        from tercet.comparison.report.report_page import write_report
+
+        order = list(self.significance.order)
+        tables = self.tables()
+        if order:
+            tables += [
+                cost_table(self.results, order),
+                *([pairs_table(self.significance)] if self.significance.pairs else []),
+            ]
+        markdown = "\n".join([self.verdict, "", *(table.markdown() for table in tables)])
+        runs.write_artifact(self.folder, "tables.md", markdown)
+        runs.write_artifact(self.folder, "tables.tex", "\n".join(table.latex() for table in tables))
+        if order:
+            runs.write_artifact(self.folder, "runs.csv", runs_csv(self.results, order))
+        runs.write_artifact(self.folder, "comparison.json", json.dumps(self.document(), indent=2) + "\n")
+        return write_report(self)
 
 
-def _carry_out(plans: Sequence[Plan], readies: Readies, engine: Engine, live: LiveTable) -> None:
-    """What is finished already is read, the rest is made."""
-    with live:
-        missing = []
-        for plan in plans:
-            live.marks[key_of(plan)] = _mark(plan, readies)
-            folder = runs.find_run(plan.settings.runs, live.marks[key_of(plan)])
-            if folder is None:
-                missing.append(plan)
-            else:
-                live.kept(plan, folder)
-        engine.run(missing, live)
+def compare(**settings: Any) -> Comparison:
+    """`tercet compare` as a function; takes its settings as keyword arguments."""
+    return run_comparison(make_settings(settings), Console(stderr=True))
 
 
-def _answer(
-    settings: CompareSettings,
-    results: Results,
-    tuned: Mapping[str, Tuned],
-    readies: Readies,
-    protocols: Mapping[str, Results],
-    fairness: str,
-    mark: str,
-) -> Comparison:
-    judgement = judge(results, settings.metric)
-    models = list(dict.fromkeys(contestant.model for contestant in results.contestants))
-    data = next(iter(readies.values())).name
+def run_comparison(settings: CompareSettings, console: Console, executor: Executor | None = None) -> Comparison:
+    """Execute the missing runs of a comparison and test the results. Wrong input is rejected before any training."""
+    if settings.metric not in METRICS:
+        hint = suggest(settings.metric, METRICS, cutoff=0.5)
+        raise ValueError(f"--metric {settings.metric!r} cannot be tested{hint}; allowed: {', '.join(METRICS)}")
+    variants = make_variants(settings)
+    common = common_settings(settings, prepare_features(settings, console))
+    prepared_datasets = prepare_all(variants, common)
+    runs.make_root(settings.runs)
+    for prepared in prepared_datasets.values():
+        held_out = len(evaluated_data(prepared.test, prepared.validation).images)
+        if held_out < 2:
+            raise ValueError(f"{settings.data}: significance tests need at least 2 held-out images, got {held_out}")
+    check_protocols(settings, prepared_datasets)
+    base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
+    check_mined_tables(base_plans.values(), prepared_datasets)
+    executor = executor or LocalExecutor(prepared_datasets, settings.processes)
+    tuned: dict[str, LrSearch] = {}
+    failures: list[Failure] = []
+    plans = base_plans
+    if settings.tune is not None:
+        tuned, failures = _search_learning_rates(base_plans, settings, prepared_datasets, executor, console)
+        plans = {name: with_learning_rate(base_plans[name], tuned[name].chosen) for name in tuned}
+    # Seed by seed, so that variants can be compared early.
+    all_plans = [with_seed(plan, seed) for seed in range(settings.seeds) for plan in plans.values()]
+    live = LiveTable(console, Results(variants, {}), len(all_plans), metric=settings.metric, title="runs")
+    _execute(all_plans, prepared_datasets, executor, live)
+    results = Results(variants, live.results.runs, [*failures, *live.failures])
+    identity = {**_identity(settings), "runs": [_run_id(plan, prepared_datasets) for plan in all_plans]}
+    protocols = evaluate_under_protocols(results, prepared_datasets, settings, console)
+    base_rates = [plan.settings.learning_rate for plan in base_plans.values()]
+    fairness = _fairness(results, (settings.tune_factors, base_rates) if settings.tune else None)
+    significance = pairwise_tests(results, settings.metric)
+    models = list(dict.fromkeys(variant.model for variant in variants))
+    data = next(iter(prepared_datasets.values())).name
     return Comparison(
         settings,
         f"{data}, {', '.join(models)}",
         results,
-        judgement,
-        verdict(results, judgement, fairness),
+        significance,
+        verdict(results, significance, fairness),
         tuned,
-        settings.runs / f"comparison_{data}_{mark}",
-        readies,
+        settings.runs / f"comparison_{data}_{runs.run_hash(identity, '')}",
+        prepared_datasets,
         protocols,
     )
+
+
+def check_protocols(settings: CompareSettings, prepared_datasets: PreparedDatasets) -> None:
+    """Raise before training if the data does not fit a protocol; checked with random similarities."""
+    for prepared in prepared_datasets.values() if settings.protocols else ():
+        data = evaluated_data(prepared.test, prepared.validation)
+        split = evaluated_split(settings, "test" if prepared.test is not None else "validation")
+        ids = None if split is None else coco_ids(split)
+        tiles = tiles_of_embeddings(torch.rand(len(data.images), 1), torch.rand(len(data.captions), 1))
+        for protocol in settings.protocols:
+            evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids)
+
+
+def evaluate_under_protocols(
+    results: Results, prepared_datasets: PreparedDatasets, settings: CompareSettings, console: Console
+) -> Mapping[str, Results]:
+    """Evaluate every run again under each protocol: protocol -> results."""
+    if not settings.protocols or not results.names():
+        return {}
+    split = evaluated_split(settings, results.split)
+    ids = None if split is None else coco_ids(split)
+    models = {variant.name: variant.model for variant in results.variants}
+    evaluated: dict[str, dict[str, dict[int, Run]]] = {protocol: {} for protocol in settings.protocols}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("evaluating", total=sum(len(results.runs[name]) for name in results.names()))
+        for name in results.names():
+            prepared = prepared_datasets[models[name]]
+            data = evaluated_data(prepared.test, prepared.validation)
+            for seed, run in results.runs[name].items():
+                model = load(run.folder).model.eval()
+                tiles = tiles_of(model, *encode_split(model, data))
+                for protocol in settings.protocols:
+                    metrics = evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids).metrics
+                    evaluated[protocol].setdefault(name, {})[seed] = replace(run, metrics=dict(metrics))
+                progress.advance(bar)
+    return {protocol: Results(results.variants, by_variant) for protocol, by_variant in evaluated.items()}
+
+
+def _search_learning_rates(
+    plans: Mapping[str, PlannedRun],
+    settings: CompareSettings,
+    prepared_datasets: PreparedDatasets,
+    executor: Executor,
+    console: Console,
+) -> tuple[dict[str, LrSearch], list[Failure]]:
+    """Learning rate of each variant. A variant whose trials all failed is dropped."""
+    if settings.seeds > TUNING_SEED:
+        raise ValueError(
+            f"--seeds must be at most {TUNING_SEED} with --tune lr, which uses that seed, got {settings.seeds}"
+        )
+    if any(prepared.validation is None for prepared in prepared_datasets.values()):
+        raise ValueError("--tune lr selects on validation, but the data has no validation split")
+    trials_of = {name: trials(plan, settings.tune_factors) for name, plan in plans.items()}
+    all_trials = [trial for variant_trials in trials_of.values() for trial in variant_trials]
+    live = LrTrials(console, len(all_trials))
+    _execute(all_trials, prepared_datasets, executor, live)
+    chosen, failures = {}, list(live.failures)
+    for name, plan in plans.items():
+        finished = {
+            trial.settings.learning_rate: live.folders[run_label(trial)]
+            for trial in trials_of[name]
+            if run_label(trial) in live.folders
+        }
+        search = choose(plan, finished)
+        if search is None:
+            failures.append(Failure(name, "no trial of its learning-rate search finished"))
+        else:
+            chosen[name] = search
+    return chosen, failures
+
+
+def _execute(
+    plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets, executor: Executor, live: LiveTable
+) -> None:
+    """Read finished runs from their folders and execute the rest."""
+    with live:
+        missing = []
+        for plan in plans:
+            run_id = live.run_ids[run_label(plan)] = _run_id(plan, prepared_datasets)
+            folder = runs.find_run(plan.settings.runs, run_id)
+            if folder is None:
+                missing.append(plan)
+            else:
+                live.reused(plan, folder)
+        executor.run(missing, live)
 
 
 def _fairness(results: Results, tuned: tuple[Sequence[float], Sequence[float]] | None) -> str:
     steps: dict[str, list[int]] = {}
     rates = []
-    for contestant in results.contestants:
-        for run in results.runs.get(contestant.name, {}).values():
-            steps.setdefault(contestant.model, []).append(run.final["step"])
+    for variant in results.variants:
+        for run in results.runs.get(variant.name, {}).values():
+            steps.setdefault(variant.model, []).append(run.final["step"])
             rates.append(run.learning_rate)
-    return fairness_said(steps, rates, tuned=tuned) if rates else ""
+    return fairness_note(steps, rates, tuned=tuned) if rates else ""
 
 
 def _identity(settings: CompareSettings) -> dict[str, Any]:
-    """What makes the comparison: not where it lies, nor how many processes made it."""
-    own = asdict(settings)
-    return {name: own[name] for name in ("metric", "protocols", "tune", "tune_factors", "seeds")}
+    """Settings that identify a comparison, besides its runs: not its folder, nor the number of processes."""
+    values = asdict(settings)
+    return {name: values[name] for name in ("metric", "protocols", "tune", "tune_factors", "seeds")}
 
 
-def _mark(plan: Plan, readies: Readies) -> str:
-    return run_mark(plan.settings, readies[plan.contestant.model])
+def _run_id(plan: PlannedRun, prepared_datasets: PreparedDatasets) -> str:
+    return run_id_of(plan.settings, prepared_datasets[plan.variant.model])

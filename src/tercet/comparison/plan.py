@@ -1,36 +1,75 @@
-"""Contestants x seeds -> the runs to make: all with the same number of steps."""
+"""The runs of a comparison: features extracted once, data opened once, and settings with equal numbers of steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tercet.comparison.contestants import SEVERAL_CAPTIONS, Contestant
+from rich.console import Console
+
+from tercet import runs
 from tercet.comparison.settings import CompareSettings
-from tercet.data.members import MemberDraws
-from tercet.data.mined import MinedTable, open_mined
-from tercet.training.config import train_settings
-from tercet.training.mining import guards_again
-from tercet.training.ready import Ready, make_ready
-from tercet.training.settings import NEED_A_TABLE, TrainSettings
+from tercet.comparison.variants import CAPTIONS_PER_IMAGE, Variant
+from tercet.data.commands import features
+from tercet.data.dataset import Split
+from tercet.data.formats import open_data
+from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, open_mined
+from tercet.data.settings import Features
+from tercet.training.mine_run import filters_of_table
+from tercet.training.prepare import PreparedData, prepare_data
+from tercet.training.settings import NEEDS_MINED, TrainSettings, train_settings
 
 SCENES_EPOCHS = 6
-Readies = Mapping[str, Ready]
+
+PreparedDatasets = Mapping[str, PreparedData]
+"""Model -> the data as that model reads it."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One run of a contestant."""
+class PlannedRun:
+    """One run of a variant."""
 
-    contestant: Contestant
+    variant: Variant
     settings: TrainSettings
 
     @property
     def name(self) -> str:
-        return f"{self.contestant.name} s{self.settings.seed}"
+        return f"{self.variant.name} s{self.settings.seed}"
+
+
+def prepare_features(settings: CompareSettings, console: Console) -> str:
+    """Extract features if an encoder is set, unless they are cached; return the data to train on.
+
+    That is the data as given, or a folder of features next to the runs.
+    """
+    if settings.image_encoder is None and settings.text_encoder is None:
+        return settings.data
+    identity = {
+        "data": settings.data,
+        "images": None if settings.images is None else str(settings.images),
+        "features": settings.features,
+        "image_encoder": settings.image_encoder or "none",
+        "text_encoder": settings.text_encoder or "none",
+    }
+    stem = settings.data.rstrip("/").rpartition("/")[2].partition(".")[0]
+    target = settings.runs / "features" / f"{stem}_{runs.run_hash(identity, '')}"
+    runs.make_root(target.parent)
+    if not target.exists():
+        console.print(f"extracting features of {settings.data} to {target}", highlight=False, soft_wrap=True)
+    features(
+        Features(
+            path=settings.data,
+            target=target,
+            image_encoder=identity["image_encoder"] or "none",
+            text_encoder=identity["text_encoder"] or "none",
+            images=settings.images,
+            features=settings.features,
+        )
+    )
+    return str(target)
 
 
 def common_settings(settings: CompareSettings, data: str) -> dict[str, Any]:
-    """What all runs are told."""
+    """Training settings of all runs."""
     common: dict[str, Any] = {
         "data": data,
         "features": settings.features,
@@ -40,68 +79,81 @@ def common_settings(settings: CompareSettings, data: str) -> dict[str, Any]:
         "runs": settings.runs,
     }
     epochs = settings.epochs or (SCENES_EPOCHS if data.split(":")[0] == "scenes" else None)
-    train = {name: value for name, value in settings.train.items() if name not in NEED_A_TABLE}
+    train = {name: value for name, value in settings.train.items() if name not in NEEDS_MINED}
     return common | ({} if epochs is None else {"epochs": epochs}) | train
 
 
-def make_all_ready(contestants: Sequence[Contestant], common: Mapping[str, Any]) -> dict[str, Ready]:
-    """The data as each model reads it, opened once for all runs."""
-    models = dict.fromkeys(contestant.model for contestant in contestants)
-    return {model: make_ready(train_settings({**common, "model": model})) for model in models}
+def prepare_all(variants: Sequence[Variant], common: Mapping[str, Any]) -> dict[str, PreparedData]:
+    """Open the data once per model."""
+    models = dict.fromkeys(variant.model for variant in variants)
+    return {model: prepare_data(train_settings({**common, "model": model})) for model in models}
 
 
-def plan_of(contestant: Contestant, seed: int, common: Mapping[str, Any], readies: Readies) -> Plan:
-    """With as many steps as pairs of the common batch size make: the same for every contestant of a model.
+def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_datasets: PreparedDatasets) -> PlannedRun:
+    """Settings of one run, with the number of steps that the common batch size gives, for all variants of a model.
 
-    Objectives that rank several positives see several captions of an image, as in their study, and batches may be of
-    another size: then steps make the epoch, not passes.
+    Objectives that rank several positives get several captions per image, as in their study, and the batch size may
+    differ between variants: then an epoch is a number of steps, not a pass.
     """
-    given = {
+    overrides = {
         **common,
-        **contestant.train,
-        "model": contestant.model,
-        "objective": contestant.objective,
-        "objective_settings": contestant.objective_settings,
+        **variant.train,
+        "model": variant.model,
+        "objective": variant.objective,
+        "objective_settings": variant.objective_settings,
         "seed": seed,
     }
-    usual = train_settings({**common, "model": contestant.model})
-    owners = readies[contestant.model].train.owners
-    most = int(owners.bincount().max()) if len(owners) else 1
-    several = min(SEVERAL_CAPTIONS.get(contestant.objective, 1), most)
-    if several > 1 and usual.positives == "ids":
-        given.setdefault("captions_each", several)
-    settings = train_settings(given)
-    batches_alike = (settings.batch_size, settings.captions_each, settings.accumulate) == (
-        usual.batch_size,
-        usual.captions_each,
-        usual.accumulate,
+    default = train_settings({**common, "model": variant.model})
+    owners = prepared_datasets[variant.model].train.owners
+    max_captions = int(owners.bincount().max()) if len(owners) else 1
+    captions_per_image = min(CAPTIONS_PER_IMAGE.get(variant.objective, 1), max_captions)
+    if captions_per_image > 1 and default.positives == "ids":
+        overrides.setdefault("captions_per_image", captions_per_image)
+    settings = train_settings(overrides)
+    same_batches = (settings.batch_size, settings.captions_per_image, settings.grad_accum_steps) == (
+        default.batch_size,
+        default.captions_per_image,
+        default.grad_accum_steps,
     )
-    if not batches_alike and settings.epoch_steps is None:
-        per_pass = len(owners) if usual.captions_each is None else int((owners.bincount() > 0).sum())
-        steps = usual.epoch_steps or per_pass // usual.batch_size // usual.accumulate
+    if not same_batches and settings.epoch_steps is None:
+        items = len(owners) if default.captions_per_image is None else int((owners.bincount() > 0).sum())
+        steps = default.epoch_steps or items // default.batch_size // default.grad_accum_steps
         if not steps:
-            raise ValueError(f"{per_pass} items do not fill one batch of {usual.batch_size}")
+            raise ValueError(f"{items} items do not fill one batch of {default.batch_size}")
         settings = replace(settings, epoch_steps=steps)
-    return Plan(contestant, settings)
+    return PlannedRun(variant, settings)
 
 
-def check_tables(plans: Iterable[Plan], readies: Readies) -> None:
-    """Mined negatives that no run could draw from are known before the first."""
+def check_mined_tables(plans: Iterable[PlannedRun], prepared_datasets: PreparedDatasets) -> None:
+    """Raise before the first run if a table of mined negatives cannot be used."""
     tables: dict[str, MinedTable] = {}
     for plan in plans:
-        asked, data = plan.settings, readies[plan.contestant.model].train
-        if asked.mined is not None:
-            if asked.mined not in tables:
-                tables[asked.mined] = open_mined(asked.mined, data)
-            MemberDraws(tables[asked.mined], data.owners, asked.mined_top, asked.mined_draw)
-            if asked.mine_every is not None:
-                guards_again(asked.mined)
+        settings, data = plan.settings, prepared_datasets[plan.variant.model].train
+        if settings.mined is not None:
+            if settings.mined not in tables:
+                tables[settings.mined] = open_mined(settings.mined, data)
+            HardNegativeSampler(tables[settings.mined], data.owners, settings.mined_top, settings.mined_draw)
+            if settings.mine_every is not None:
+                filters_of_table(settings.mined)
 
 
-def with_rate(plan: Plan, rate: float) -> Plan:
-    """The same run at another learning rate."""
-    return replace(plan, settings=replace(plan.settings, learning_rate=rate))
+def evaluated_split(settings: CompareSettings, split: str) -> Split | None:
+    """The split that the runs were evaluated on, with the user's images and texts even if features were extracted.
+
+    `split` is test, or validation if there was no test split. None if the data no longer has it.
+    """
+    own_features = settings.features if settings.image_encoder in (None, "none") else None
+    data = open_data(settings.data, images=settings.images, features=own_features)
+    setting, default = ("test_split", "test") if split == "test" else ("validation_split", "val")
+    try:
+        return data.split(settings.train.get(setting, default))
+    except ValueError:
+        return None
 
 
-def with_seed(plan: Plan, seed: int) -> Plan:
+def with_learning_rate(plan: PlannedRun, learning_rate: float) -> PlannedRun:
+    return replace(plan, settings=replace(plan.settings, learning_rate=learning_rate))
+
+
+def with_seed(plan: PlannedRun, seed: int) -> PlannedRun:
     return replace(plan, settings=replace(plan.settings, seed=seed))

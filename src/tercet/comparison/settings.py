@@ -1,119 +1,116 @@
-"""What `tercet compare` can be told. Imports nothing heavy: `--help` must be quick."""
+"""Settings of `tercet compare`. Imports nothing heavy, so that `--help` is fast."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from tercet.training.kinds import as_kept
-from tercet.training.settings import NamedValues, Names, named_values
+from tercet.names import coerce, suggest
+from tercet.training.settings import NamedValues, Names, parse_overrides
 
 DEFAULT_OBJECTIVES = ("triplet", "triplet-sh", "nt-xent", "smooth-ap", "con/sig", "nca/con", "cir/lin", "cir/sig-ms")
 
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """Which objective wins on this data, by how much, and is it real?
+    """Train several objectives on one dataset and test which differences are significant.
 
-    Trains every objective with the same seeds and the same number of steps, tests the differences over seeds and
-    images, and leaves tables and a report. Alone, it compares eight objectives on generated scenes in a few minutes;
-    with a data set, on yours. Finished runs are kept and never repeated: stop at any moment and call again.
+    Every objective is trained with the same seeds and the same number of steps; differences are tested over seeds and
+    images. Writes tables, figures and an HTML report. Without arguments it compares eight objectives on generated
+    scenes in a few minutes. Finished runs are reused, interrupted ones resume.
     """
 
     data: tyro.conf.Positional[str] = "scenes"
-    """A file or folder that `tercet data inspect` knows; or scenes, the generated world (scenes:500 for fewer)."""
+    """A file or folder that `tercet data inspect` opens; or generated scenes (scenes:500 for 500 training images)."""
     objectives: Names = DEFAULT_OBJECTIVES
-    """Names of the catalogue, or all; your own as path/to/mine.py:function. Settings of the objective or of training
-    may follow: nt-xent:temperature=0.05, triplet-sh:margin=0.1,learning_rate=3e-4."""
+    """Objective names, or all; a custom objective as path/to/mine.py:function. Settings of the objective or of training
+    can follow the name: nt-xent:temperature=0.05, triplet-sh:margin=0.1,learning_rate=3e-4."""
     grid: Literal["goal", "aoq", "aoq-batch", "aoq-penalties", "aoq-draws"] | None = None
-    """In place of --objectives. goal: the fifteen cells of GOAL, its table included. The studies of AOQ, with --mined:
-    aoq (triplet-sh, off-tri, off-quin, aoq), aoq-batch (a larger batch instead), aoq-penalties (alpha and beta),
-    aoq-draws (uniform, normal, by similarity)."""
+    """Predefined set of objectives, replaces --objectives. goal: the fifteen cells of GOAL, with its table. AOQ studies
+    (need --mined): aoq (triplet-sh, off-tri, off-quin, aoq), aoq-batch (a larger batch instead of mined negatives),
+    aoq-penalties (alpha and beta), aoq-draws (uniform, normal, by similarity)."""
     mined: str | None = None
-    """A table of `tercet mine`, for those objectives that take one: off-tri, off-quin, aoq."""
+    """Table of hard negatives from `tercet mine`, used by off-tri, off-quin and aoq."""
     models: Names = ("heads",)
-    """Systems or published recipes; every objective is trained on each."""
-    vary: NamedValues = field(default_factory=dict)
-    """Settings of training, each with several values that are all crossed: batch_size=64,128."""
+    """Models or published recipes; every objective is trained with each."""
+    sweep: NamedValues = field(default_factory=dict)
+    """Training settings to sweep, as a full grid over all values: batch_size=64,128."""
     seeds: int = 3
-    """How many seeds; every objective gets the same ones, starting at 0."""
+    """Number of seeds, 0 to N-1, the same for every objective."""
     tune: Literal["lr"] | None = None
-    """lr: every objective gets the same learning rates to choose from, on validation, with a seed that is not
-    reported. Without it one learning rate serves all, chosen by no result."""
+    """lr: search the learning rate of each objective on validation, over the same multiples for all and with a seed
+    that is not reported. Without it all use the same, untuned learning rate."""
     tune_factors: Annotated[tuple[float, ...], tyro.conf.arg(metavar="FACTOR ...")] = (0.3, 1.0, 3.0)
-    """What --tune lr multiplies the learning rate by."""
+    """Multiples of the learning rate that --tune lr tries."""
     metric: str = "rsum"
-    """What is tested, and orders the table: rsum, or a recall such as t2i_r1."""
+    """Metric that is tested and sorts the table: rsum, or a recall such as t2i_r1."""
     protocols: Names = ()
-    """Protocols of evaluation, a table each: coco-1k, coco-5k, flickr-1k, ... None for the test split as it is."""
+    """Evaluation protocols, one table each: coco-1k, coco-5k, flickr-1k, ... Without any: the test split as it is."""
 
     epochs: int | None = None
-    """Passes over the training captions; for smooth-ap, which sees several captions of an image at a time, as many
-    steps. None takes the recipe's, or 6 on scenes."""
+    """Passes over the training captions; smooth-ap, which sees several captions per image, takes the same number of
+    steps instead. None: those of the recipe, or 6 on scenes."""
     model_settings: NamedValues = field(default_factory=dict)
-    """Settings of the model, such as joint_dim=512."""
+    """Settings of the model, such as embed_dim=512."""
     train: NamedValues = field(default_factory=dict)
-    """Any further settings of `tercet train`, for all runs: batch_size=64 learning_rate=3e-4."""
+    """Other settings of `tercet train`, for all runs: batch_size=64 learning_rate=3e-4."""
     ignore_equal_text: bool = False
-    """A caption that stands word for word under another image too is no negative of that image."""
+    """Do not use a caption as a negative of an image that has a caption with the same text."""
 
     image_encoder: str | None = None
-    """Extract features of pictures with this frozen encoder first, once (efficientnet-lite2, or any of Hugging Face);
-    needed where the data has none."""
+    """Frozen encoder to extract image features with, once: efficientnet-lite2, or a Hugging Face model."""
     text_encoder: str | None = None
-    """The same for captions: minilm, bag-of-words, or any of Hugging Face."""
+    """The same for captions: minilm, bag-of-words, or a Hugging Face model."""
     features: str | None = None
-    """Which features: {split}_{features}.npy of a precomp folder (default ims), or regions of scenes."""
+    """Which features to use: {split}_{features}.npy of a precomp folder (default ims), or regions for scenes."""
     images: Path | None = None
-    """Folder of image files, where it is not found beside the data."""
+    """Folder of image files, if it is not found next to the dataset."""
 
-    workers: int | None = None
-    """Runs at a time, each in a process of its own; None takes as many as there are cores."""
+    processes: int | None = None
+    """Number of runs in parallel, one process each. None: number of cores."""
     runs: Path = Path("runs")
-    """Where run folders, tables and the report go."""
+    """Folder for run folders, tables and the report."""
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "epochs", "workers"):
+        for name in ("seeds", "epochs", "processes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be a whole number of at least 1, got {value!r}")
         if not self.objectives or not self.models:
             raise ValueError(f"--{'models' if self.objectives else 'objectives'} needs at least one name")
         if not self.tune_factors or not all(0 < factor < float("inf") for factor in self.tune_factors):
-            raise ValueError(f"--tune-factors must be above 0, got {self.tune_factors}")
+            raise ValueError(f"--tune-factors must be finite and above 0, got {self.tune_factors}")
         if len(set(self.tune_factors)) < len(self.tune_factors):
-            raise ValueError(f"--tune-factors names one twice: {self.tune_factors}")
+            raise ValueError(f"--tune-factors has duplicates: {self.tune_factors}")
 
-    def varied(self) -> dict[str, tuple[Any, ...]]:
-        """The values of each setting that is varied: `64,128` is two of them."""
-        return {name: _several(value) for name, value in self.vary.items()}
-
-
-def settings_of(given: Mapping[str, Any]) -> CompareSettings:
-    """Of the function's keywords: one name may stand for several, and a path may be a string."""
-    known = [item.name for item in fields(CompareSettings)]
-    for name in given:
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"compare has no setting {name!r}{hint}; it has: {', '.join(known)}")
-    kinds = get_type_hints(CompareSettings)
-    kept = {}
-    for name, value in given.items():
-        alone = name in ("objectives", "models", "protocols") and isinstance(value, str)
-        kept[name] = as_kept(name, (value,) if alone else value, kinds[name])
-    return CompareSettings(**kept)
+    def sweep_values(self) -> dict[str, tuple[Any, ...]]:
+        """Setting -> its values: `64,128` is two."""
+        return {name: _split_values(value) for name, value in self.sweep.items()}
 
 
-def _several(value: Any) -> tuple[Any, ...]:
-    """Each is read as JSON where it can be."""
+def make_settings(overrides: Mapping[str, Any]) -> CompareSettings:
+    """Settings from keyword arguments; accepts a single name where several are allowed, and strings as paths."""
+    names = [item.name for item in fields(CompareSettings)]
+    for name in overrides:
+        if name not in names:
+            hint = suggest(name, names)
+            raise ValueError(f"compare has no setting {name!r}{hint}; it has: {', '.join(names)}")
+    types = get_type_hints(CompareSettings)
+    values = {}
+    for name, value in overrides.items():
+        single = name in ("objectives", "models", "protocols") and isinstance(value, str)
+        values[name] = coerce(name, (value,) if single else value, types[name])
+    return CompareSettings(**values)
+
+
+def _split_values(value: Any) -> tuple[Any, ...]:
+    """`64,128` -> (64, 128); each value is parsed as JSON if possible."""
     if isinstance(value, (list, tuple)):
         return tuple(value)
     return (
-        tuple(named_values([f"value={part}"])["value"] for part in str(value).split(","))
+        tuple(parse_overrides([f"value={text}"])["value"] for text in str(value).split(","))
         if isinstance(value, str)
         else (value,)
     )

@@ -1,27 +1,25 @@
-"""Disk (or a generator) -> Batch: everything left of the models. Parts are imported when they are first asked for."""
+"""Datasets on disk or generated -> `Batch`. Public names are imported lazily."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
-    from tercet.data.batches import Batches
+    from tercet.data.collate import Collator
     from tercet.data.dataset import DataSet, Split
     from tercet.data.formats import open_data
-    from tercet.data.pairs import PairedData, paired
+    from tercet.data.paired_dataset import PairedData, paired
 
-__all__ = ["Batches", "DataSet", "PairedData", "Split", "open_data", "paired"]
+__all__ = ["Collator", "DataSet", "PairedData", "Split", "open_data", "paired"]
 
-_PARTS = {
-    "Batches": "batches",
-    "DataSet": "dataset",
-    "Split": "dataset",
-    "open_data": "formats",
-    "PairedData": "pairs",
-    "paired": "pairs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PARTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"tercet.data.{_PARTS[name]}"), name)
+__getattr__ = lazy_exports(
+    "tercet.data",
+    {
+        "Collator": "tercet.data.collate",
+        "DataSet": "tercet.data.dataset",
+        "Split": "tercet.data.dataset",
+        "open_data": "tercet.data.formats",
+        "PairedData": "tercet.data.paired_dataset",
+        "paired": "tercet.data.paired_dataset",
+    },
+)

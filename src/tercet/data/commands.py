@@ -9,42 +9,43 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tercet.data.dataset import DataSet, first_captions, only_splits, without_bad_features
-from tercet.data.faults import Faults
-from tercet.data.features.encoders import image_encoder, text_encoder
-from tercet.data.features.extract import Watch, extract
+from tercet.data.dataset import DataSet, limit_captions, select_splits, without_bad_features
+from tercet.data.encoders.extract import ExtractProgress, extract
+from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.formats import butd, open_data
-from tercet.data.formats.write import write_parquet, write_precomp
+from tercet.data.formats.writers import write_parquet, write_precomp
+from tercet.data.inspect import DatasetSummary, summarise
 from tercet.data.settings import Convert, Features, Inspect
-from tercet.data.summary import Summary, summarise
+from tercet.data.textio import ErrorPolicy
 
-LISTED = 10  # faults on the screen; the rest are counted
+MAX_LISTED = 10  # errors that are printed; the rest are counted
 
 
 def inspect(settings: Inspect) -> None:
-    """Exit code 1 where something is wrong with the data."""
+    """Print a summary and all errors. Exits with code 1 if there are errors."""
     data = _open(settings, skip_bad=True)
     with _progress() as progress:
-        summary = summarise(data, lambda what, total: _bar(progress, what, total))
+        summary = summarise(data, lambda title, total: _bar(progress, title, total))
     _print(data, summary, Console(emoji=False))
-    if summary.faults:
+    if summary.errors:
         sys.exit(1)
 
 
 def convert(settings: Convert) -> None:
+    """Write the dataset in another format and print where, with warnings and skipped items."""
     if butd.recognise(Path(settings.path)):
         _convert_butd(settings)
         return
     if settings.captions is not None:
-        raise ValueError(f"--captions is for a BUTD .tsv; {settings.path} has captions of its own")
+        raise ValueError(f"--captions is only for a BUTD .tsv; {settings.path} has its own captions")
     data = _open(settings, skip_bad=settings.skip_bad)
-    data = data if settings.first_captions is None else first_captions(data, settings.first_captions)
-    data = without_bad_features(data, Faults(skip=settings.skip_bad))
+    data = data if settings.limit_captions is None else limit_captions(data, settings.limit_captions)
+    data = without_bad_features(data, ErrorPolicy(skip=settings.skip_bad))
     write = {"precomp": write_precomp, "parquet": write_parquet}[settings.to]
     with _progress() as progress:
         total = sum(len(split.image_names) for split in data.splits.values())
-        remarks = write(data, settings.target, _bar(progress, f"writing {settings.to}", total))
-    _tell(settings.target, data.skipped, remarks)
+        warnings = write(data, settings.target, _bar(progress, f"writing {settings.to}", total))
+    _report(f"Wrote {settings.target}", data.skipped, warnings)
 
 
 def _open(settings: Inspect | Convert | Features, *, skip_bad: bool) -> DataSet:
@@ -59,101 +60,116 @@ def _open(settings: Inspect | Convert | Features, *, skip_bad: bool) -> DataSet:
 
 def _convert_butd(settings: Convert) -> None:
     if settings.captions is None:
-        raise ValueError(f"{settings.path} holds regions but no captions: give --captions DATA as well")
+        raise ValueError(f"{settings.path} has regions but no captions: pass a dataset with --captions")
     if settings.to != "precomp":
-        raise ValueError("a BUTD .tsv is converted to a precomp folder; convert that one on")
-    files, faults = butd.files_of(Path(settings.path)), Faults(skip=settings.skip_bad)
+        raise ValueError(
+            f"a BUTD .tsv can only be converted to precomp, got --to {settings.to}; convert the result in a second step"
+        )
+    files, errors = butd.files_of(Path(settings.path)), ErrorPolicy(skip=settings.skip_bad)
     captions = open_data(settings.captions, images=settings.images, skip_bad=settings.skip_bad)
-    captions = captions if settings.first_captions is None else first_captions(captions, settings.first_captions)
+    captions = captions if settings.limit_captions is None else limit_captions(captions, settings.limit_captions)
     with _progress() as progress:
         total = 2 * sum(file.stat().st_size for file in files)
-        remarks = butd.convert(files, captions, settings.target, faults, _bar(progress, "reading regions", total))
-    _tell(settings.target, [*captions.skipped, *faults.listed], remarks)
+        warnings = butd.convert(files, captions, settings.target, errors, _bar(progress, "reading regions", total))
+    _report(f"Wrote {settings.target}", [*captions.skipped, *errors.messages], warnings)
 
 
 def features(settings: Features) -> None:
+    """Extract features and print where, with skipped items."""
     data = _open(settings, skip_bad=settings.skip_bad)
-    data = only_splits(data, settings.splits) if settings.splits else data
+    data = select_splits(data, settings.splits) if settings.splits else data
     if settings.image_encoder == settings.text_encoder == "none":
-        raise ValueError("with --image-encoder none and --text-encoder none there is nothing to encode")
+        raise ValueError("nothing to encode: --image-encoder and --text-encoder are both none")
     images = None if settings.image_encoder == "none" else image_encoder(settings.image_encoder, grid=settings.grid)
     texts = None if settings.text_encoder == "none" else text_encoder(settings.text_encoder)
-    faults = Faults(skip=settings.skip_bad)
+    errors = ErrorPolicy(skip=settings.skip_bad)
     with _progress() as progress:
-        made = extract(
-            data, settings.target, images, texts, dtype=settings.dtype, faults=faults, watch=_watch(progress)
+        written = extract(
+            data,
+            settings.target,
+            images,
+            texts,
+            dtype=settings.dtype,
+            errors=errors,
+            progress=_extract_progress(progress),
         )
-    _tell(settings.target, [*data.skipped, *faults.listed], [] if made else ["it was there already, made the same way"])
+    message = f"Wrote {settings.target}" if written else f"{settings.target} already holds these features"
+    _report(message, [*data.skipped, *errors.messages], [])
 
 
-def _watch(progress: Progress) -> Watch:
+def _extract_progress(progress: Progress) -> ExtractProgress:
     current: list[TaskID] = []
 
-    def begin(what: str, total: int) -> None:
-        current.append(progress.add_task(what, total=total))
+    def begin(title: str, total: int) -> None:
+        current.append(progress.add_task(title, total=total))
 
-    return Watch(begin, lambda items: progress.update(current[-1], advance=items))
+    return ExtractProgress(begin, lambda items: progress.update(current[-1], advance=items))
 
 
-def _tell(target: Path, skipped: Sequence[str], remarks: list[str]) -> None:
-    print(f"{target} is ready" + "".join(f"\n{remark}" for remark in remarks))
+def _report(message: str, skipped: Sequence[str], warnings: list[str]) -> None:
+    print(message, *warnings, sep="\n")
     if skipped:
-        print(f"{len(skipped)} bad items were left out:", *skipped, sep="\n  ", file=sys.stderr)
+        print(f"Skipped {len(skipped)} invalid items:", *skipped, sep="\n  ", file=sys.stderr)
 
 
-def _print(data: DataSet, summary: Summary, console: Console) -> None:
-    console.print(f"[bold]{escape(str(data.path))}[/]: {data.format}", soft_wrap=True)
+def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
+    console.print(f"[bold]{escape(str(data.path))}[/] (format: {data.format})", soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("split", "images", "captions", "an image", "words", "shared", "pictures"):
+    for column in ("split", "images", "captions", "captions/image", "words/caption", "shared", "image files"):
         table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
     for name, row in summary.splits.items():
         table.add_row(
-            _shown(name),
+            _printable(name),
             f"{row.images:,}",
             f"{row.captions:,}",
-            _range(*row.captions_each),
-            _range(*row.words_each),
+            _range(*row.captions_per_image),
+            _range(*row.words_per_caption),
             f"{row.shared_captions:,}",
-            "none" if row.pictures is None else f"{row.pictures:,}",
+            "none" if row.image_files is None else f"{row.image_files:,}",
         )
     console.print(table)
-    legend = "an image: captions of one; words: of a caption; shared: captions that another image has too"
+    legend = (
+        "captions/image: min to max, mean; words/caption: min to max, median; "
+        "shared: captions whose exact text also belongs to another image"
+    )
     console.print(legend, style="dim", soft_wrap=True)
     for name, row in summary.splits.items():
         if row.features != "none" or row.caption_features != "none":
-            console.print(
-                f"{_shown(name)}: features {row.features}; of captions {row.caption_features}", highlight=False
-            )
-    for first, second, what, count in summary.shared:
-        console.print(f"{_shown(first)} and {_shown(second)} share {count:,} {what}", style="yellow", highlight=False)
-    for remark in summary.remarks:
-        console.print(_shown(remark), style="yellow", highlight=False)
+            features = f"image features {row.features}; caption features {row.caption_features}"
+            console.print(f"{_printable(name)}: {features}", highlight=False)
+    for first, second, kind, count in summary.overlaps:
+        overlap = f"{_printable(first)} and {_printable(second)} share {count:,} {kind}"
+        console.print(overlap, style="yellow", highlight=False)
+    for warning in summary.warnings:
+        console.print(_printable(warning), style="yellow", highlight=False)
     console.print("\n[bold]Examples[/]")
     for split, image, texts in summary.examples:
-        console.print(f"  {_shown(image)} [dim]({_shown(split)})[/]", highlight=False, soft_wrap=True)
+        console.print(f"  {_printable(image)} [dim]({_printable(split)})[/]", highlight=False, soft_wrap=True)
         for text in texts[:5]:
-            console.print(f"    {_shown(text)}", highlight=False, soft_wrap=True)
-    _print_faults(summary.faults, console)
+            console.print(f"    {_printable(text)}", highlight=False, soft_wrap=True)
+    _print_errors(summary.errors, console)
 
 
-def _shown(text: str) -> str:
-    """As it is, but for what would move the cursor or be taken for markup."""
-    return escape("".join(sign if sign.isprintable() or sign == "\t" else "\ufffd" for sign in text))
+def _printable(text: str) -> str:
+    """Escape console markup and replace control characters."""
+    return escape(
+        "".join(character if character.isprintable() or character == "\t" else "\ufffd" for character in text)
+    )
 
 
-def _range(least: int, middle: float, most: int) -> str:
-    return f"{least}" if least == most else f"{least} to {most}, {middle:.3g}"
+def _range(minimum: int, middle: float, maximum: int) -> str:
+    return f"{minimum}" if minimum == maximum else f"{minimum} to {maximum}, {middle:.3g}"
 
 
-def _print_faults(faults: list[str], console: Console) -> None:
-    if not faults:
-        console.print("\nNothing is missing or unreadable.", style="green")
+def _print_errors(errors: list[str], console: Console) -> None:
+    if not errors:
+        console.print("\nNo errors found.", style="green")
         return
-    console.print(f"\n[bold red]{len(faults):,} faults[/]")
-    for fault in faults[:LISTED]:
-        console.print(f"  {_shown(fault)}", highlight=False, soft_wrap=True)
-    if len(faults) > LISTED:
-        console.print(f"  and {len(faults) - LISTED:,} more")
+    console.print(f"\n[bold red]{len(errors):,} error{'s' if len(errors) > 1 else ''}[/]")
+    for error in errors[:MAX_LISTED]:
+        console.print(f"  {_printable(error)}", highlight=False, soft_wrap=True)
+    if len(errors) > MAX_LISTED:
+        console.print(f"  and {len(errors) - MAX_LISTED:,} more")
 
 
 def _progress() -> Progress:
@@ -161,6 +177,6 @@ def _progress() -> Progress:
     return Progress(*columns, console=Console(file=sys.stderr), transient=True)
 
 
-def _bar(progress: Progress, what: str, total: int) -> Callable[[int], None]:
-    task = progress.add_task(what, total=total)
+def _bar(progress: Progress, title: str, total: int) -> Callable[[int], None]:
+    task = progress.add_task(title, total=total)
     return lambda items: progress.update(task, advance=items)

@@ -1,9 +1,9 @@
-"""A data set: splits of images and captions, whatever format they came from."""
+"""Datasets: named splits of images and captions, independent of the file format."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from tercet.data.faults import Faults
-from tercet.data.pictures import Pictures
-from tercet.data.rows import Rows
+from tercet.data.feature_array import FeatureArray
+from tercet.data.image_io import ImageFiles
+from tercet.data.textio import ErrorPolicy
+from tercet.names import suggest
 
-# Names people give to splits, and the one that Tercet uses.
+# Common split names -> the name that Tercet uses.
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
@@ -31,59 +32,63 @@ SPLIT_NAMES = {
 }
 
 
-def split_name(given: object) -> str:
-    """The one name for what people call it. It becomes part of file names: `ValueError` where it cannot."""
-    name = given.strip() if isinstance(given, str) else ""
+def split_name(value: object) -> str:
+    """Tercet's name for a split. It becomes part of file names: `ValueError` if it cannot."""
+    name = value.strip() if isinstance(value, str) else ""
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"expected the name of a split such as train, val or test, got {given!r}")
+        raise ValueError(f"expected a split name such as train, val or test, got {value!r}")
     return SPLIT_NAMES.get(name.lower(), name)
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images and captions; `owners[j]` is the image that caption j describes. Any number of captions an image."""
+    """Images and captions; `owners[j]` is the image that caption j describes. Any number of captions per image."""
 
     image_names: tuple[str, ...]
     texts: tuple[str, ...]
     owners: Int[np.ndarray, " caption"]
-    pictures: Pictures | None = None
-    """Pixels, where there are files."""
-    features: Rows | None = None
-    """Frozen features of images: (image dim) or (image region dim)."""
-    caption_features: Rows | None = None
-    """Frozen features of captions."""
-    boxes: Rows | None = None
-    """Of regions, (image region 4): left, top, right, bottom as shares of the image's sides."""
+    image_files: ImageFiles | None = None
+    """Image files, if there are any."""
+    features: FeatureArray | None = None
+    """Precomputed image features: (image dim) or (image region dim)."""
+    caption_features: FeatureArray | None = None
+    """Precomputed caption features."""
+    boxes: FeatureArray | None = None
+    """Region boxes (image region 4): left, top, right, bottom as fractions of the image width and height."""
     truth: Callable[[Int[Tensor, " image"], Int[Tensor, " caption"]], Bool[Tensor, "image caption"]] | None = None
-    """Which captions are true of which images, own or not, where that is known."""
+    """Which captions are true of which images, their own or others', if known."""
 
     def __post_init__(self) -> None:
         if len(self.owners) != len(self.texts):
-            raise ValueError(f"{len(self.texts)} captions but {len(self.owners)} owners: each caption has one")
+            raise ValueError(
+                f"expected one owner per caption, got {len(self.texts)} captions and {len(self.owners)} owners"
+            )
         if len(self.owners) and (self.owners[0] < 0 or self.owners[-1] >= len(self.image_names)):
-            raise ValueError(f"owners must be rows of the {len(self.image_names)} images")
+            given = f"{self.owners[0]} to {self.owners[-1]}"
+            raise ValueError(f"owners must be image indices from 0 to {len(self.image_names) - 1}, got {given}")
         if (np.diff(self.owners) < 0).any():
-            raise ValueError("owners must ascend: the captions of an image stand together, in the order of the images")
+            raise ValueError("owners must ascend: captions are grouped by image, in the order of the images")
         if len(set(self.image_names)) < len(self.image_names):
-            raise ValueError("an image is named twice")
-        if (self.captions_each() == 0).any():
-            raise ValueError(f"image {self.image_names[int(self.captions_each().argmin())]} has no caption")
-        for part, count in (
-            (self.pictures, len(self.image_names)),
+            duplicate = next(name for name, count in Counter(self.image_names).items() if count > 1)
+            raise ValueError(f"duplicate image name {duplicate}")
+        if (self.captions_per_image() == 0).any():
+            raise ValueError(f"image {self.image_names[int(self.captions_per_image().argmin())]} has no caption")
+        for rows, count in (
+            (self.image_files, len(self.image_names)),
             (self.features, len(self.image_names)),
             (self.boxes, len(self.image_names)),
             (self.caption_features, len(self.texts)),
         ):
-            if part is not None and len(part) != count:
-                raise ValueError(f"{count} items but {len(part)} rows of {type(part).__name__.lower()}")
+            if rows is not None and len(rows) != count:
+                raise ValueError(f"expected {count} rows of {type(rows).__name__.lower()}, got {len(rows)}")
 
-    def captions_each(self) -> Int[np.ndarray, " image"]:
+    def captions_per_image(self) -> Int[np.ndarray, " image"]:
         return np.bincount(self.owners, minlength=len(self.image_names))
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a path held. `skipped` lists every item that was left out, and why."""
+    """An opened dataset. `skipped` lists every skipped item with the reason."""
 
     path: Path
     format: str
@@ -91,62 +96,61 @@ class DataSet:
     skipped: Sequence[str] = field(default=())
 
     def split(self, name: str) -> Split:
-        """A split by name; `train+restval` joins two, as COCO's users do."""
-        parts = [SPLIT_NAMES.get(part.lower(), part) for part in name.split("+")]
-        for part in parts:
+        """A split by name. `train+restval` joins two splits, as is usual for COCO."""
+        names = [SPLIT_NAMES.get(part.lower(), part) for part in name.split("+")]
+        for part in names:
             if part not in self.splits:
-                near = get_close_matches(part, self.splits, n=1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
+                hint = suggest(part, self.splits)
                 raise ValueError(f"{self.path} has no split {part!r}{hint}; it has: {', '.join(self.splits)}")
-        if len(set(parts)) < len(parts):
-            raise ValueError(f"the split {name!r} names one part twice")
-        return join([self.splits[part] for part in parts])
+        if len(set(names)) < len(names):
+            raise ValueError(f"the split {name!r} names the same split twice")
+        return join([self.splits[part] for part in names])
 
 
-def without_bad_features(data: DataSet, faults: Faults) -> DataSet:
-    """Every feature is read; an image with NaN or infinity in any of its own is reported, and left out if wanted."""
+def without_bad_features(data: DataSet, errors: ErrorPolicy) -> DataSet:
+    """Read all features and report every image with NaN or infinity in its features; skip it if `errors` skips."""
     splits = {}
     for name, split in data.splits.items():
         bad: set[int] = set()
         for rows, of_captions in ((split.features, False), (split.boxes, False), (split.caption_features, True)):
-            for item in rows.bad_items() if rows is not None else ():
+            for item in rows.nonfinite_items() if rows is not None else ():
                 assert rows is not None
-                faults.found(f"{rows.place}, row {rows.row(item)}", "NaN or infinity")
+                errors.report(f"{rows.location}, row {rows.row(item)}", "NaN or infinity")
                 bad.add(int(split.owners[item]) if of_captions else item)
         kept = np.array([image for image in range(len(split.image_names)) if image not in bad], dtype=np.int64)
         if len(kept):
-            splits[name] = split if not bad else only(split, kept)
+            splits[name] = split if not bad else subset(split, kept)
     if not splits:
-        raise ValueError(f"{data.path}: no image has features that can be used; the first fault: {faults.listed[0]}")
-    return DataSet(data.path, data.format, splits, [*data.skipped, *faults.listed])
+        raise ValueError(f"{data.path}: no image has valid features; first error: {errors.messages[0]}")
+    return DataSet(data.path, data.format, splits, [*data.skipped, *errors.messages])
 
 
-def only_splits(data: DataSet, names: Sequence[str]) -> DataSet:
-    """The data set with these splits alone."""
-    made = {SPLIT_NAMES.get(name.lower(), name): data.split(name) for name in names}
-    return DataSet(data.path, data.format, made, data.skipped)
+def select_splits(data: DataSet, names: Sequence[str]) -> DataSet:
+    """The dataset with only these splits."""
+    splits = {SPLIT_NAMES.get(name.lower(), name): data.split(name) for name in names}
+    return DataSet(data.path, data.format, splits, data.skipped)
 
 
-def first_captions(data: DataSet, most: int) -> DataSet:
-    """Every image with its first captions alone, as the published files of COCO have them."""
-    if most < 1:
-        raise ValueError(f"expected to keep at least 1 caption of each image, got {most}")
+def limit_captions(data: DataSet, limit: int) -> DataSet:
+    """Keep the first `limit` captions of every image, as in the published COCO files."""
+    if limit < 1:
+        raise ValueError(f"--limit-captions must be at least 1, got {limit}")
     splits = {}
     for name, split in data.splits.items():
-        starts = np.searchsorted(split.owners, split.owners)  # where the captions of each one's image begin
-        kept = np.flatnonzero(np.arange(len(split.owners)) - starts < most)
+        starts = np.searchsorted(split.owners, split.owners)  # the first caption of the same image
+        kept = np.flatnonzero(np.arange(len(split.owners)) - starts < limit)
         splits[name] = replace(
             split,
             texts=tuple(split.texts[caption] for caption in kept),
             owners=split.owners[kept],
-            caption_features=split.caption_features and split.caption_features.only(kept),
+            caption_features=split.caption_features and split.caption_features.subset(kept),
             truth=None,
         )
     return DataSet(data.path, data.format, splits, data.skipped)
 
 
-def only(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
-    """The split with these images alone (ascending), and their captions."""
+def subset(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
+    """Only these images (ascending) and their captions."""
     position = np.full(len(split.image_names), -1)
     position[images] = np.arange(len(images))
     captions = np.flatnonzero(position[split.owners] >= 0)
@@ -155,39 +159,49 @@ def only(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
         image_names=tuple(split.image_names[image] for image in images),
         texts=tuple(split.texts[caption] for caption in captions),
         owners=position[split.owners[captions]],
-        pictures=split.pictures and Pictures([split.pictures.sources[image] for image in images]),
-        features=split.features and split.features.only(images),
-        caption_features=split.caption_features and split.caption_features.only(captions),
-        boxes=split.boxes and split.boxes.only(images),
+        image_files=split.image_files and ImageFiles([split.image_files.sources[image] for image in images]),
+        features=split.features and split.features.subset(images),
+        caption_features=split.caption_features and split.caption_features.subset(captions),
+        boxes=split.boxes and split.boxes.subset(images),
         truth=truth and (lambda i, c: truth(torch.from_numpy(images)[i], torch.from_numpy(captions)[c])),
     )
 
 
 def join(splits: Sequence[Split]) -> Split:
-    """Several splits as one, in the order given."""
+    """Concatenate splits."""
     if len(splits) == 1:
         return splits[0]
     starts = np.cumsum([0, *(len(split.image_names) for split in splits)])
     names = [name for split in splits for name in split.image_names]
-    twice = next((name for name, count in zip(*np.unique(names, return_counts=True), strict=True) if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"image {twice} is in two of the splits that are to be joined")
+    duplicate = next(
+        (name for name, count in zip(*np.unique(names, return_counts=True), strict=True) if count > 1), None
+    )
+    if duplicate is not None:
+        raise ValueError(f"image {duplicate} is in two of the joined splits")
     return Split(
         image_names=tuple(names),
         texts=tuple(text for split in splits for text in split.texts),
         owners=np.concatenate([split.owners + start for split, start in zip(splits, starts[:-1], strict=True)]),
-        pictures=_all_or_none([split.pictures for split in splits], Pictures.joined),
-        features=_all_or_none([split.features for split in splits], Rows.joined),
-        caption_features=_all_or_none([split.caption_features for split in splits], Rows.joined),
-        boxes=_all_or_none([split.boxes for split in splits], Rows.joined),
+        image_files=_all_or_none([split.image_files for split in splits], ImageFiles.concatenate),
+        features=_all_or_none([split.features for split in splits], FeatureArray.concatenate),
+        caption_features=_all_or_none([split.caption_features for split in splits], FeatureArray.concatenate),
+        boxes=_all_or_none([split.boxes for split in splits], FeatureArray.concatenate),
     )
 
 
-_Part = TypeVar("_Part")
+_Rows = TypeVar("_Rows")
 
 
-def _all_or_none(parts: Sequence[_Part | None], joined: Callable[[Sequence[_Part]], _Part]) -> _Part | None:
-    present = [part for part in parts if part is not None]
-    if present and len(present) < len(parts):
-        raise ValueError(f"some of the splits that are to be joined have {type(present[0]).__name__}, others have none")
-    return joined(present) if present else None
+def _all_or_none(rows: Sequence[_Rows | None], concatenate: Callable[[Sequence[_Rows]], _Rows]) -> _Rows | None:
+    present = [each for each in rows if each is not None]
+    if present and len(present) < len(rows):
+        raise ValueError(f"some of the joined splits have {type(present[0]).__name__}, others have none")
+    return concatenate(present) if present else None
+
+
+def shared_texts(texts: Sequence[str], owners: Iterable[int]) -> dict[str, list[int]]:
+    """Map every text that captions more than one image to these images, ascending."""
+    images: dict[str, set[int]] = {}
+    for text, owner in zip(texts, owners, strict=True):
+        images.setdefault(text, set()).add(owner)
+    return {text: sorted(owned) for text, owned in images.items() if len(owned) > 1}

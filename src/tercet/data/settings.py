@@ -1,4 +1,4 @@
-"""What `tercet data` and `tercet features` can be told. Imports nothing heavy: `--help` must be quick."""
+"""Command-line settings of `tercet data` and `tercet features`. No heavy imports, so that `--help` is fast."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,70 +11,72 @@ FormatName = Literal["karpathy", "precomp", "json-list", "table", "parquet", "fo
 
 @dataclass(frozen=True)
 class Inspect:
-    """Recognise a data set and print what it holds, with everything that looks wrong.
+    """Detect the format of a dataset, print a summary and list all errors.
 
-    Looks at all of it: every picture is decoded, every feature read. Exit code 1 if something is wrong.
+    Decodes every image and reads every feature. Exit code 1 if there are errors.
     """
 
-    path: tyro.conf.Positional[str]
-    """A file or folder; or scenes, the generated world (scenes:500 for 500 training scenes)."""
+    path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """Dataset file or folder, or scenes:N for N generated training scenes."""
     images: Path | None = None
-    """Folder of image files, where it is not found beside the data."""
+    """Image folder, if it is not beside the data."""
     format: FormatName | None = None
-    """Read it as this format, where several fit."""
+    """Format of the data, if several match."""
     features: str | None = None
-    """Which features: {split}_{features}.npy of a precomp folder (default ims), or regions of scenes."""
+    """Feature name: {split}_{features}.npy in a precomp folder (ims if not given); global or regions for scenes."""
 
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a data set as a precomp folder or as Parquet. The target appears whole or not at all."""
+    """Convert a dataset to a precomp folder or to Parquet. The write is atomic: a failed conversion leaves no files."""
 
-    path: tyro.conf.Positional[str]
-    """A file or folder that `tercet data inspect` knows, or BUTD's .tsv, one or a folder of them (with --captions)."""
-    target: tyro.conf.Positional[Path]
-    """A folder that does not exist yet."""
+    path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """Dataset that `tercet data inspect` can read, or a BUTD .tsv file or a folder of them (with --captions)."""
+    target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="TARGET")]]
+    """Output folder. It must not exist yet."""
     to: Literal["precomp", "parquet"] = "precomp"
+    """Output format."""
     images: Path | None = None
-    """Folder of image files, where it is not found beside the data."""
+    """Image folder, if it is not beside the data."""
     format: FormatName | None = None
-    """Read it as this format, where several fit."""
+    """Format of the data, if several match."""
     features: str | None = None
-    """Which features: {split}_{features}.npy of a precomp folder (default ims), or regions of scenes."""
+    """Feature name: {split}_{features}.npy in a precomp folder (ims if not given); global or regions for scenes."""
     captions: Path | None = None
-    """For a BUTD .tsv: the data set with the captions of its images."""
-    first_captions: int | None = None
-    """Keep only so many captions of each image. The published COCO files keep the first 5."""
+    """Dataset with the captions, for a BUTD .tsv."""
+    limit_captions: int | None = None
+    """Keep at most the first N captions per image. The published COCO files keep 5."""
     skip_bad: bool = False
-    """Leave out what cannot be used, and list it, instead of stopping at it."""
+    """Skip and list invalid items instead of stopping at the first."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Run frozen encoders once over a data set; write a precomp folder of features with a manifest.
+    """Extract features with frozen encoders into a precomp folder with a manifest.
 
-    Stop at any moment and call again: it goes on where it was. Encoders are efficientnet-lite2 for images, minilm and
-    bag-of-words for captions, which need no hub, or any model of Hugging Face by name or local path.
+    An interrupted extraction resumes when run again. Image encoder: efficientnet-lite2. Text encoders: minilm,
+    bag-of-words. None of them needs a model hub. Any Hugging Face model name or local path works too.
     """
 
-    path: tyro.conf.Positional[str]
-    """A data set with pictures."""
-    target: tyro.conf.Positional[Path]
-    """Where the features go; a finished folder made in the same way is kept as it is."""
+    path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """Dataset with images."""
+    target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="TARGET")]]
+    """Output folder. If it already holds features with the same manifest, nothing is written."""
     image_encoder: str = "efficientnet-lite2"
-    """Or none: the features that the data has are taken over."""
+    """Image encoder. With none, the features of the dataset are copied."""
     text_encoder: str = "minilm"
-    """Or none."""
+    """Text encoder. With none, captions are not encoded."""
     grid: bool = False
-    """Cells of the image encoder's last map in place of one vector."""
+    """Encode images as the grid cells of the last feature map instead of one vector."""
     splits: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SPLIT ...")] = ()
-    """Only these splits; all if none is named."""
+    """Splits to encode; all if not given."""
     dtype: Literal["float32", "float16"] = "float32"
+    """Data type of the features."""
     images: Path | None = None
-    """Folder of image files, where it is not found beside the data."""
+    """Image folder, if it is not beside the data."""
     format: FormatName | None = None
-    """Read it as this format, where several fit."""
+    """Format of the data, if several match."""
     features: str | None = None
-    """With --image-encoder none: which features are taken over, {split}_{features}.npy (default ims)."""
+    """Features to copy with --image-encoder none: {split}_{features}.npy (ims if not given)."""
     skip_bad: bool = False
-    """Leave out what cannot be used, and list it, instead of stopping at it."""
+    """Skip and list invalid items instead of stopping at the first."""

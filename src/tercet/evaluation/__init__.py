@@ -1,15 +1,25 @@
-"""S -> ranks -> metrics, under named protocols. Ties count against the positive unless told otherwise."""
+"""Retrieval evaluation: S -> ranks -> metrics, under named protocols.
 
+`evaluator.py` is the public entry, `ranks.py` computes the rank of every positive, `metrics.py` counts R@k and the
+other metrics from ranks. By default ties count against the positive.
+"""
+
+from tercet.evaluation.blocked_similarity import (
+    Tiles,
+    mean_of_tiles,
+    tiles_of_blocks,
+    tiles_of_embeddings,
+    tiles_of_matrix,
+)
 from tercet.evaluation.evaluator import evaluate, evaluate_embeddings, evaluate_tiles
-from tercet.evaluation.pairs import Pairs, Positives
+from tercet.evaluation.positives import PositivePairs, Positives
 from tercet.evaluation.protocols import PROTOCOLS, Evaluation
 from tercet.evaluation.ranks import Ranks, rank_positives
-from tercet.evaluation.tiles import Tiles, mean_of_tiles, tiles_of_blocks, tiles_of_embeddings, tiles_of_matrix
 
 __all__ = [
     "PROTOCOLS",
     "Evaluation",
-    "Pairs",
+    "PositivePairs",
     "Positives",
     "Ranks",
     "Tiles",

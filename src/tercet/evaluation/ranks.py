@@ -1,44 +1,53 @@
-"""The rank of every positive of every query, both directions, by counting what is ahead and never by sorting."""
+"""The 1-based rank of every positive of every query, both directions, by counting and never by sorting.
+
+For a query with positive similarity s_positive and negatives S_negatives (ties against the positive, the default):
+
+    rank_negatives = 1 + (S_negatives >= s_positive).sum()
+
+`rank`, among all candidates, adds the query's own positives that come earlier. The sums are `rank_counts.count_above`,
+over all candidates; `_direction_ranks` subtracts the positives. R@1 is `100 * (best <= 1).mean()` of each query's best
+rank, in `metrics.direction_metrics`.
+"""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from tercet.evaluation.ahead import Ahead, count_ahead
-from tercet.evaluation.pairs import Items, Pairs, Positives
-from tercet.evaluation.tiles import Tiles
+from tercet.evaluation.blocked_similarity import Tiles
+from tercet.evaluation.positives import Items, PositivePairs, Positives
+from tercet.evaluation.rank_counts import RankCounts, count_above
 
 TIES = ("against", "expected", "optimistic")
 
 
 @dataclass(frozen=True)
 class DirectionRanks:
-    """One direction: of each positive pair the ranks of its candidate, 1-based; fractions where ties are expected."""
+    """One direction: 1-based ranks of the candidate of each positive pair; fractional if ties are "expected"."""
 
     anchor: Items
     candidate: Items
     rank: Float[np.ndarray, " pair"]
     """Among all candidates."""
     rank_negatives: Float[np.ndarray, " pair"]
-    """Among the negatives of the anchor and this positive alone."""
+    """Among this positive and the anchor's negatives."""
     ahead: Int[np.ndarray, " pair"]
-    """Negatives that come before it whatever the ties do."""
+    """Number of negatives ranked above it for every order of ties."""
     tied: Int[np.ndarray, " pair"]
-    """Negatives of equal similarity, where ties are expected; elsewhere 0."""
+    """Number of negatives of equal similarity if ties are "expected", else 0."""
     candidates: int
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a run keeps of an evaluation: enough for every metric, and for comparing runs query by query."""
+    """The ranks that a run stores: enough for every metric and for comparing runs query by query."""
 
     i2t: DirectionRanks
     t2i: DirectionRanks
     symmetric: bool
 
     def with_rows(self, images: Int[np.ndarray, " image"], captions: Int[np.ndarray, " caption"]) -> "Ranks":
-        """The same ranks, with rows of a whole split in place of the rows of a part of it."""
+        """Return the same ranks with the rows of a subset replaced by rows of the whole split."""
         i2t, t2i = self.i2t, self.t2i
         return Ranks(
             replace(i2t, anchor=images[i2t.anchor], candidate=captions[i2t.candidate]),
@@ -47,94 +56,103 @@ class Ranks:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Named arrays, one number a pair: for a file. Where positives differ by direction, each has its own pairs."""
-        sides = {"i2t": self.i2t, "t2i": self.t2i}
+        """Return the named arrays of `ranks.npz`, one value per pair.
+
+        If positives differ by direction, each direction has its own pair arrays.
+        """
+        directions = {"i2t": self.i2t, "t2i": self.t2i}
         pairs = {"i2t": (self.i2t.anchor, self.i2t.candidate), "t2i": (self.t2i.candidate, self.t2i.anchor)}
         arrays: dict[str, np.ndarray] = {}
         if self.symmetric:
             arrays["image"], arrays["caption"] = pairs["i2t"]
-        for side, ranks in sides.items():
+        for direction, ranks in directions.items():
             if not self.symmetric:
-                arrays[f"{side}_image"], arrays[f"{side}_caption"] = pairs[side]
-            arrays[f"{side}_rank"] = _whole(ranks.rank)
-            arrays[f"{side}_rank_negatives"] = _whole(ranks.rank_negatives)
+                arrays[f"{direction}_image"], arrays[f"{direction}_caption"] = pairs[direction]
+            arrays[f"{direction}_rank"] = _as_integers(ranks.rank)
+            arrays[f"{direction}_rank_negatives"] = _as_integers(ranks.rank_negatives)
         return arrays
 
 
-def joined(parts: list[Ranks]) -> Ranks:
-    """Ranks of disjoint folds, one after the other."""
+def concat_ranks(folds: list[Ranks]) -> Ranks:
+    """Concatenate the ranks of disjoint folds."""
     return Ranks(
-        _stacked([each.i2t for each in parts]),
-        _stacked([each.t2i for each in parts]),
-        all(each.symmetric for each in parts),
+        _concat_directions([fold.i2t for fold in folds]),
+        _concat_directions([fold.t2i for fold in folds]),
+        all(fold.symmetric for fold in folds),
     )
 
 
 def rank_positives(tiles: Tiles, positives: Positives, *, ties: str = "against") -> Ranks:
-    """Ranks of all positive pairs. On a tie the negative comes first, so that a collapsed model scores 0, not luck;
-    "optimistic" puts the positive first, "expected" gives the mean over all orders of what is tied."""
-    return rank_several(tiles, [positives], ties=ties)[0]
+    """Return the ranks of all positive pairs.
+
+    On a tie the negative ranks first, so that a collapsed model has recall 0 rather than a random one; "optimistic"
+    ranks the positive first, "expected" gives the mean over all orders of tied candidates.
+    """
+    return rank_annotations(tiles, [positives], ties=ties)[0]
 
 
-def rank_several(tiles: Tiles, annotations: list[Positives], *, ties: str = "against") -> list[Ranks]:
-    """Ranks under several annotations of the same items, from one computation of the similarities."""
+def rank_annotations(tiles: Tiles, annotations: list[Positives], *, ties: str = "against") -> list[Ranks]:
+    """Return the ranks under several annotations of the same items, computing the similarities once."""
     if ties not in TIES:
         raise ValueError(f"ties {ties!r} is not one of {', '.join(TIES)}")
-    i2t, t2i = [each.i2t for each in annotations], [each.t2i for each in annotations]
+    i2t, t2i = [positives.i2t for positives in annotations], [positives.t2i for positives in annotations]
     if not any(len(pairs.image) for pairs in (*i2t, *t2i)):
         raise ValueError("no query has a positive: there is nothing to evaluate")
-    wanted = {"reaching": ties != "optimistic", "passing": ties != "against"}
-    for_images, for_captions = count_ahead(tiles, _chained(i2t), _chained(t2i), **wanted)
+    comparisons = {"ge": ties != "optimistic", "gt": ties != "against"}
+    i2t_counts, t2i_counts = count_above(tiles, _concat_pairs(i2t), _concat_pairs(t2i), **comparisons)
     return [
         Ranks(
-            _direction(each.i2t.image, each.i2t.caption, for_image, tiles.captions),
-            _direction(each.t2i.caption, each.t2i.image, for_caption, tiles.images),
-            each.symmetric,
+            _direction_ranks(positives.i2t.image, positives.i2t.caption, image_counts, tiles.captions),
+            _direction_ranks(positives.t2i.caption, positives.t2i.image, caption_counts, tiles.images),
+            positives.symmetric,
         )
-        for each, for_image, for_caption in zip(
-            annotations, for_images.split(i2t), for_captions.split(t2i), strict=True
+        for positives, image_counts, caption_counts in zip(
+            annotations, i2t_counts.split(i2t), t2i_counts.split(t2i), strict=True
         )
     ]
 
 
-def _chained(lists: list[Pairs]) -> Pairs:
-    return Pairs(np.concatenate([each.image for each in lists]), np.concatenate([each.caption for each in lists]))
-
-
-def _stacked(parts: list[DirectionRanks]) -> DirectionRanks:
-    return DirectionRanks(
-        np.concatenate([each.anchor for each in parts]),
-        np.concatenate([each.candidate for each in parts]),
-        np.concatenate([each.rank for each in parts]),
-        np.concatenate([each.rank_negatives for each in parts]),
-        np.concatenate([each.ahead for each in parts]),
-        np.concatenate([each.tied for each in parts]),
-        parts[0].candidates,
+def _concat_pairs(lists: list[PositivePairs]) -> PositivePairs:
+    return PositivePairs(
+        np.concatenate([pairs.image for pairs in lists]), np.concatenate([pairs.caption for pairs in lists])
     )
 
 
-def _direction(anchor: Items, candidate: Items, found: Ahead, candidates: int) -> DirectionRanks:
-    """From counts over all candidates to counts over negatives: the anchor's own positives are taken out."""
-    similarity = found.similarity
+def _concat_directions(folds: list[DirectionRanks]) -> DirectionRanks:
+    return DirectionRanks(
+        np.concatenate([fold.anchor for fold in folds]),
+        np.concatenate([fold.candidate for fold in folds]),
+        np.concatenate([fold.rank for fold in folds]),
+        np.concatenate([fold.rank_negatives for fold in folds]),
+        np.concatenate([fold.ahead for fold in folds]),
+        np.concatenate([fold.tied for fold in folds]),
+        folds[0].candidates,
+    )
+
+
+def _direction_ranks(anchor: Items, candidate: Items, counts: RankCounts, candidates: int) -> DirectionRanks:
+    """Turn counts over all candidates into ranks: subtract the anchor's own positives, then apply ties."""
+    similarity = counts.similarity
     order = np.lexsort((-similarity, anchor))
     first, _ = _runs(anchor[order])
-    place = np.arange(len(order)) - first  # 0-based among the anchor's own positives, the most similar first
-    group_first, group_end = _runs(anchor[order], similarity[order])
-    negatives_reaching = None if found.reaching is None else found.reaching[order] - (group_end - first)
-    negatives_passing = None if found.passing is None else found.passing[order] - (group_first - first)
-    ahead = negatives_reaching if negatives_passing is None else negatives_passing
+    earlier_positives = np.arange(len(order)) - first  # of the same anchor, most similar first
+    tie_first, tie_end = _runs(anchor[order], similarity[order])
+    negatives_ge = None if counts.ge is None else counts.ge[order] - (tie_end - first)
+    negatives_gt = None if counts.gt is None else counts.gt[order] - (tie_first - first)
+    ahead = negatives_ge if negatives_gt is None else negatives_gt
     assert ahead is not None
-    tied = np.zeros_like(ahead) if negatives_reaching is None else negatives_reaching - ahead
-    nth, equals = np.arange(len(order)) - group_first + 1, group_end - group_first
-    rank_negatives = 1 + ahead + nth * tied / (equals + 1)
-    back = np.argsort(order)
+    tied = np.zeros_like(ahead) if negatives_ge is None else negatives_ge - ahead
+    nth, tied_positives = np.arange(len(order)) - tie_first + 1, tie_end - tie_first
+    rank_negatives = 1 + ahead + nth * tied / (tied_positives + 1)
+    rank = rank_negatives + earlier_positives
+    inverse = np.argsort(order)
     return DirectionRanks(
-        anchor, candidate, (rank_negatives + place)[back], rank_negatives[back], ahead[back], tied[back], candidates
+        anchor, candidate, rank[inverse], rank_negatives[inverse], ahead[inverse], tied[inverse], candidates
     )
 
 
 def _runs(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each element of sorted keys: where its run of equal keys begins, and where it ends."""
+    """Return, per element of sorted keys, the start and the end of its run of equal keys."""
     changes = np.zeros(len(keys[0]), dtype=bool)
     changes[:1] = True
     for key in keys:
@@ -144,6 +162,6 @@ def _runs(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return starts[run], np.append(starts[1:], len(changes))[run]
 
 
-def _whole(ranks: np.ndarray) -> np.ndarray:
-    """Ranks are whole numbers unless ties are expected; a file need not hold them as fractions."""
+def _as_integers(ranks: np.ndarray) -> np.ndarray:
+    """Convert to int64 unless some rank is fractional (ties "expected")."""
     return ranks.astype(np.int64) if (ranks == np.floor(ranks)).all() else ranks

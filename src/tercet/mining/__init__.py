@@ -1,1 +1,1 @@
-"""Hard negatives of the whole training set, found once: blocks of S -> a table on disk."""
+"""Offline hard negative mining over a whole training set: blocks of S -> top-k lists on disk."""

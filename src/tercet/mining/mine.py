@@ -1,12 +1,12 @@
-"""Blocks of S -> a table of hard negatives, both directions in one pass. Killed at any moment, it goes on where it was.
+"""Mine a table of hard negatives: one pass over blocks of S fills the lists of both directions. Resumable after a kill.
 
-A block of images meets all captions before the next one does: the lists of its images are finished then and go to disk,
-those of the captions wait for the last. What they are so far is saved now and then, with the number of the next block.
+A block of images is compared with all captions before the next one: the lists of its images are then final and are
+written to disk; the lists of the captions are final after the last block. Their current state is saved at intervals,
+with the index of the next block.
 """
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -19,175 +19,171 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.data.lines import read_json
-from tercet.data.mined import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, T2I, MinedTable, checksum_of, lists_in
-from tercet.data.pairs import PairedData
-from tercet.data.whole import LOCK, alone
-from tercet.mining.best import Best
-from tercet.mining.guards import Guards, LeftOut, caps_of, counted
-from tercet.mining.lists import Lists, keep_earlier
-from tercet.mining.shortlist import reordered
-from tercet.similarity import Compared
+from tercet.data.hard_negatives import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, T2I, MinedTable, table_files
+from tercet.data.paired_dataset import PairedData
+from tercet.data.textio import read_json
+from tercet.mining.filters import ExcludedPairs, FalseNegativeFilters, excluded_counts, similarity_caps
+from tercet.mining.list_store import ListStore, fill_empty_lists
+from tercet.mining.rerank_lists import rerank_lists
+from tercet.mining.topk import RunningTopK
+from tercet.similarity import PairScorer
+from tercet.storage import LOCK, atomic_path, resumable_directory, sha256_of, write_json
 
-COLUMNS = 8192  # captions of a block; with 1,024 images, 32 MB of similarities
+BLOCK_CAPTIONS = 8192  # with 1,024 images a block has 32 MB of similarities
 PROGRESS = "progress.safetensors"
-SAVED_EVERY = 60.0  # seconds; what was found since is lost by a kill
+SAVE_INTERVAL = 60.0  # seconds; a kill loses the work since the last save
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MiningConfig:
     captions: int = CAPTIONS
-    """Of every image."""
+    """List length per image."""
     images: int = IMAGES
-    """Of every caption."""
-    guards: Guards = field(default_factory=Guards)
+    """List length per caption."""
+    filters: FalseNegativeFilters = field(default_factory=FalseNegativeFilters)
 
     def __post_init__(self) -> None:
         for name in ("captions", "images"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--top-{name} must be at least 1, got {getattr(self, name)}")
-        if self.guards.skip < 0:
-            raise ValueError(f"--guard-skip must be at least 0, got {self.guards.skip}")
-        if self.guards.margin is not None and not math.isfinite(self.guards.margin):
-            raise ValueError(f"--guard-margin must be a number, got {self.guards.margin}")
+        if self.filters.skip < 0:
+            raise ValueError(f"--filter-skip-top must be at least 0, got {self.filters.skip}")
+        if self.filters.margin is not None and not math.isfinite(self.filters.margin):
+            raise ValueError(f"--filter-margin must be a finite number, got {self.filters.margin}")
 
     def lengths(self, data: PairedData) -> tuple[int, int]:
-        """Of the lists of images and of captions, skipped ranks aside: no longer than there are others' items."""
-        fewest = int(data.owners.bincount(minlength=len(data.images)).min()) if len(data.owners) else 0
-        others = len(data.owners) - fewest, len(data.images) - 1
-        wanted, skip = (self.captions, self.images), self.guards.skip
-        found = [min(k + skip, there) - skip for k, there in zip(wanted, others, strict=True)]
-        if min(found) < 1:
+        """Return the list lengths of images and captions without skipped ranks, at most the number of candidates."""
+        min_own_captions = int(data.owners.bincount(minlength=len(data.images)).min()) if len(data.owners) else 0
+        candidates = len(data.owners) - min_own_captions, len(data.images) - 1
+        requested, skip = (self.captions, self.images), self.filters.skip
+        lengths = [min(k + skip, available) - skip for k, available in zip(requested, candidates, strict=True)]
+        if min(lengths) < 1:
             raise ValueError(
-                f"of {len(data.images):,} images and {len(data.owners):,} captions --guard-skip {skip} "
-                "leaves no negatives"
+                f"--filter-skip-top {skip} leaves no negatives of {len(data.images):,} images and "
+                f"{len(data.owners):,} captions"
             )
-        return found[0], found[1]
+        return lengths[0], lengths[1]
 
 
 Advance = Callable[[int, int], None]
-"""Told how many of how many images are done."""
+"""Progress callback: (images done, images in total)."""
 
 
 def mine(
-    compare: Callable[[Path], Compared],
+    make_scorer: Callable[[Path], PairScorer],
     data: PairedData,
     target: Path,
-    wanted: Wanted,
+    config: MiningConfig,
     model: dict[str, Any],
     *,
     shortlist: MinedTable | None = None,
-    before: MinedTable | None = None,
+    previous: MinedTable | None = None,
     advance: Advance = lambda done, total: None,
-    saved_every: float = SAVED_EVERY,
+    save_interval: float = SAVE_INTERVAL,
 ) -> bool:
-    """Write the table to `target`; False if it was there already, of the same model and data.
+    """Write the table to `target`; return False if it exists already, for the same model, data and config.
 
-    `compare` may keep what it encodes in the folder it is given, for the next time. `model` says which one it is, for
-    the manifest: a table of another is not gone on with. With a `shortlist` only its pairs are compared.
-    Anchors of which guards leave nothing keep their lists of the table `before`.
+    `make_scorer` may cache embeddings in the folder it is given. `model` identifies the model in the manifest: a table
+    of another model is not resumed. With a `shortlist` only its pairs are compared. Lists that the filters leave empty
+    are filled from the table `previous`.
     """
     if shortlist is not None:
         model = model | {"shortlist": shortlist.checksum}
-    plan = plan_of(data, wanted, model)
-    wanted.lengths(data)
-    left_out = LeftOut(data, wanted.guards)  # before anything is written: a wrong guard costs nothing
+    manifest = make_manifest(data, config, model)
+    config.lengths(data)
+    excluded = ExcludedPairs(data, config.filters)  # before anything is written: invalid filters fail early
     if target.exists():
-        must_equal(plan, target)
+        check_manifest(manifest, target)
         return False
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    unfinished.mkdir(parents=True, exist_ok=True)
-    with alone(unfinished):
+    with resumable_directory(target) as unfinished:
         if (unfinished / MANIFEST).is_file():
-            must_equal(plan, unfinished)
+            check_manifest(manifest, unfinished)
         else:
-            _write_json(unfinished / MANIFEST, plan)
-        if wanted.guards.pairs is not None:
-            shutil.copyfile(wanted.guards.pairs, unfinished / PAIRS)
-        compared = compare(unfinished)
+            write_json(unfinished / MANIFEST, manifest)
+        if config.filters.pairs is not None:
+            shutil.copyfile(config.filters.pairs, unfinished / PAIRS)
+        pair_scorer = make_scorer(unfinished)
         if shortlist is None:
-            counts = _swept(compared, data, unfinished, wanted, left_out, advance, saved_every)
+            counts = _mine_all_pairs(pair_scorer, data, unfinished, config, excluded, advance, save_interval)
         else:
-            counts = reordered(compared, data, unfinished, wanted, left_out, shortlist, advance)
-        empty = _empty(unfinished)
-        if before is not None:
-            keep_earlier(unfinished, I2T, before.captions, before.caption_similarity)
-            keep_earlier(unfinished, T2I, before.images, before.image_similarity)
-        finish(unfinished, target, plan | {"left_out": counts, "empty": empty})
+            counts = rerank_lists(pair_scorer, data, unfinished, config, excluded, shortlist, advance)
+        empty = _count_empty(unfinished)
+        if previous is not None:
+            fill_empty_lists(unfinished, I2T, previous.captions, previous.caption_similarity)
+            fill_empty_lists(unfinished, T2I, previous.images, previous.image_similarity)
+        finalize(unfinished, manifest | {"excluded": counts, "empty": empty})
     return True
 
 
-def _swept(
-    compared: Compared,
+def _mine_all_pairs(
+    pair_scorer: PairScorer,
     data: PairedData,
     folder: Path,
-    wanted: Wanted,
-    left_out: LeftOut,
+    config: MiningConfig,
+    excluded: ExcludedPairs,
     advance: Advance,
-    saved_every: float,
+    save_interval: float,
 ) -> dict[str, int]:
-    images, captions, skip = len(data.images), len(data.owners), wanted.guards.skip
-    k, j = (length + skip for length in wanted.lengths(data))
-    caps = caps_of(compared, data, wanted.guards)
-    of_captions, start, over = Best(captions, j), 0, [0, 0, 0]
-    lists = Lists(folder, I2T, images, k - skip)
-    if (folder / PROGRESS).is_file() and not lists.anew:
-        start, over = _restored(folder / PROGRESS, of_captions)
+    """Fill the lists of both directions from all blocks of S; return the counts of excluded pairs."""
+    images, captions, skip = len(data.images), len(data.owners), config.filters.skip
+    k, j = (length + skip for length in config.lengths(data))
+    caps = similarity_caps(pair_scorer, data, config.filters)
+    caption_lists, start, over = RunningTopK(captions, j), 0, [0, 0, 0]
+    store = ListStore(folder, I2T, images, k - skip)
+    if (folder / PROGRESS).is_file() and not store.created:
+        start, over = _restore(folder / PROGRESS, caption_lists)
     advance(start, images)
-    saved = time.monotonic()
-    for top in range(start, images, compared.rows):
-        rows = slice(top, min(top + compared.rows, images))
-        of_images = Best(rows.stop - top, k)
-        for left in range(0, captions, COLUMNS):
-            columns = slice(left, min(left + COLUMNS, captions))
-            block = compared.block(rows, columns)
-            left_out.hide(block, rows, columns)
-            seen = _under(block, None if caps is None else caps[0][rows, None], over, 0)
-            of_images.update(seen, slice(0, rows.stop - top), left, images=True)
-            seen = _under(block, None if caps is None else caps[1][columns], over, 1)
-            of_captions.update(seen, columns, top, images=False)
-        over[2] += lists.write(rows, *of_images.result(), skip=skip)
-        if time.monotonic() - saved >= saved_every:
-            lists.flush()
-            _save(folder / PROGRESS, of_captions, rows.stop, over)
-            saved = time.monotonic()
+    last_save = time.monotonic()
+    for top in range(start, images, pair_scorer.block_rows):
+        rows = slice(top, min(top + pair_scorer.block_rows, images))
+        image_lists = RunningTopK(rows.stop - top, k)
+        for left in range(0, captions, BLOCK_CAPTIONS):
+            columns = slice(left, min(left + BLOCK_CAPTIONS, captions))
+            block = pair_scorer.block(rows, columns)
+            excluded.hide(block, rows, columns)
+            capped = _apply_cap(block, None if caps is None else caps[0][rows, None], over, 0)
+            image_lists.update(capped, slice(0, rows.stop - top), left, images=True)
+            capped = _apply_cap(block, None if caps is None else caps[1][columns], over, 1)
+            caption_lists.update(capped, columns, top, images=False)
+        over[2] += store.write(rows, *image_lists.result(), skip=skip)
+        if time.monotonic() - last_save >= save_interval:
+            store.flush()
+            _save(folder / PROGRESS, caption_lists, rows.stop, over)
+            last_save = time.monotonic()
         advance(rows.stop, images)
-    lists.flush()
-    lists = Lists(folder, T2I, captions, j - skip)
-    over[2] += lists.write(slice(0, captions), *of_captions.result(), skip=skip)
-    lists.flush()
-    return counted(left_out, wanted.guards, over)
+    store.flush()
+    store = ListStore(folder, T2I, captions, j - skip)
+    over[2] += store.write(slice(0, captions), *caption_lists.result(), skip=skip)
+    store.flush()
+    return excluded_counts(excluded, config.filters, over)
 
 
-def _under(block: Float[Tensor, "image caption"], cap: Tensor | None, over: list[int], side: int) -> Tensor:
+def _apply_cap(block: Float[Tensor, "image caption"], cap: Tensor | None, over: list[int], direction: int) -> Tensor:
     if cap is None:
         return block
     too_similar = block > cap
-    over[side] += int(too_similar.sum())
+    over[direction] += int(too_similar.sum())
     return block.masked_fill(too_similar, -torch.inf)
 
 
-def _save(file: Path, best: Best, done: int, over: list[int]) -> None:
+def _save(file: Path, caption_lists: RunningTopK, done: int, over: list[int]) -> None:
     from safetensors.torch import save_file
 
-    beside = file.with_suffix(".new")
-    save_file(best.state() | {"done": torch.tensor([done, *over])}, beside)
-    with beside.open("rb") as written:
-        os.fsync(written.fileno())
-    os.replace(beside, file)
+    with atomic_path(file) as temporary:
+        save_file(caption_lists.state() | {"done": torch.tensor([done, *over])}, temporary)
 
 
-def _restored(file: Path, best: Best) -> tuple[int, list[int]]:
+def _restore(file: Path, caption_lists: RunningTopK) -> tuple[int, list[int]]:
     from safetensors.torch import load_file
 
     state = load_file(file)
-    best.restore(state)
+    caption_lists.restore(state)
     done, *over = state["done"].tolist()
     return done, over
 
 
-def plan_of(data: PairedData, wanted: Wanted, model: dict[str, Any]) -> dict[str, Any]:
-    """What the table is of, ready for JSON."""
+def make_manifest(data: PairedData, config: MiningConfig, model: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest before mining, as JSON values: model, data and config."""
     content: dict[str, Any] = {
         "what": "mined",
         "model": model,
@@ -197,50 +193,44 @@ def plan_of(data: PairedData, wanted: Wanted, model: dict[str, Any]) -> dict[str
             "images": len(data.images),
             "captions": len(data.owners),
         },
-        "wanted": asdict(wanted),
+        "config": asdict(config),
     }
-    file = wanted.guards.pairs
+    file = config.filters.pairs
     if file is not None and file.is_file():
-        # Not where it lies: the checksum says more, and the table keeps a copy.
-        content["wanted"]["guards"] |= {"pairs": file.name, "pairs_checksum": checksum_of([file])}
-    kept: dict[str, Any] = json.loads(json.dumps(content, default=str))
-    return kept
+        # The file name and a checksum instead of the path: the table has its own copy.
+        content["config"]["filters"] |= {"pairs": file.name, "pairs_checksum": sha256_of([file])[:16]}
+    manifest: dict[str, Any] = json.loads(json.dumps(content, default=str))
+    return manifest
 
 
-def must_equal(plan: dict[str, Any], folder: Path) -> None:
+def check_manifest(manifest: dict[str, Any], folder: Path) -> None:
+    """Raise ValueError unless the table in `folder`, finished or not, is of the same model, data and config."""
     if not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder} is there already and holds no mined table; nothing is overwritten")
-    there = read_json(folder / MANIFEST)
-    # Data first: what a model reads, which stands beside its weights, is other where they are.
-    for part, what in (("data", "other data"), ("model", "another model"), ("wanted", "other settings")):
-        old, new = there.get(part) or {}, plan[part]
-        differ = [name for name in old | new if old.get(name) != new.get(name)]
-        if differ:
-            what = "other data" if differ == ["reads"] else what
-            shown = (f"{name} {json.dumps(old.get(name))}, not {json.dumps(new.get(name))}" for name in differ)
+        raise ValueError(f"{folder} exists and is not a mined table; nothing is overwritten")
+    existing = read_json(folder / MANIFEST)
+    # Data first: the checksum of the data that the model reads ("data_checksum") is stored under "model".
+    for section, description in (("data", "other data"), ("model", "another model"), ("config", "other settings")):
+        old, new = existing.get(section) or {}, manifest[section]
+        differing = [name for name in old | new if old.get(name) != new.get(name)]
+        if differing:
+            description = "other data" if differing == ["data_checksum"] else description
+            changes = (f"{name} {json.dumps(old.get(name))}, not {json.dumps(new.get(name))}" for name in differing)
             raise ValueError(
-                f"{folder} is of {what} ({'; '.join(shown)}): nothing is overwritten; remove it or name another"
+                f"{folder} is of {description} ({'; '.join(changes)}): nothing is overwritten; remove it or choose "
+                "another folder"
             )
 
 
-def _empty(folder: Path) -> dict[str, int]:
-    """Anchors of which guards left nothing."""
-    firsts = {which: np.load(folder / f"{which}.npy", mmap_mode="r")[:, 0] for which in (I2T, T2I)}
-    return {"images": int((firsts[I2T] < 0).sum()), "captions": int((firsts[T2I] < 0).sum())}
+def _count_empty(folder: Path) -> dict[str, int]:
+    """Count the anchors whose lists the filters left empty."""
+    first_ranks = {direction: np.load(folder / f"{direction}.npy", mmap_mode="r")[:, 0] for direction in (I2T, T2I)}
+    return {"images": int((first_ranks[I2T] < 0).sum()), "captions": int((first_ranks[T2I] < 0).sum())}
 
 
-def finish(unfinished: Path, target: Path, manifest: dict[str, Any]) -> None:
-    """The manifest with a checksum of all lists; then the folder takes its name."""
-    lists = lists_in(unfinished)
-    _write_json(unfinished / MANIFEST, manifest | {"checksum": checksum_of(lists)})
+def finalize(unfinished: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest with a checksum of all lists and delete temporary files."""
+    lists = table_files(unfinished)
+    write_json(unfinished / MANIFEST, manifest | {"checksum": sha256_of(lists)[:16]})
     for file in unfinished.iterdir():
         if file not in lists and file.name not in (MANIFEST, PAIRS, LOCK):
             file.unlink()
-    (unfinished / LOCK).unlink()
-    os.replace(unfinished, target)
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    beside = file.with_suffix(".new")
-    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, file)

@@ -1,9 +1,9 @@
-"""Batch -> embeddings -> S: one system a file; the only learned parameters."""
+"""Retrieval models: batch -> embeddings -> S. One system per file; all learned parameters are here."""
 
 from tercet.models.bfan import BFAN, BFANSettings
-from tercet.models.catalogue import SYSTEMS, build, preset
 from tercet.models.clip import CLIP, CLIPSettings
 from tercet.models.heads import Heads, HeadsSettings
+from tercet.models.registry import SYSTEMS, build, preset
 from tercet.models.scan import SCAN, SCANSettings
 from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
 from tercet.models.vsepp import VSEPP, VSEPPSettings

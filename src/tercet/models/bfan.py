@@ -1,4 +1,4 @@
-"""BFAN (Liu et al., ACM MM 2019): words and regions attend to each other, and to the relevant parts alone."""
+"""BFAN (Liu et al., ACM MM 2019): words and regions attend to each other, restricted to the relevant ones."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,63 +6,52 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.contracts import Similarity
-from tercet.models.part_sets import PartSetModel, RegionSet, WordSet
-from tercet.similarity import CrossAttention, Parts, by_blocks
-from tercet.similarity.cross_attention import products_of, seen_from_the_other_side
+from tercet.models.parts.region_word_encoders import RegionWordModel, RegionWordSettings
+from tercet.similarity import CrossAttention, PaddedSets, blockwise_similarity
+from tercet.similarity.cross_attention import products_of, transpose_products
+from tercet.types import Similarity
 
 
 @dataclass(frozen=True)
-class BFANSettings:
-    words: int
-    """Size of the vocabulary."""
-    image_dim: int
-    """Channels of a region."""
+class BFANSettings(RegionWordSettings):
     focus: Literal["equal", "prob"] = "equal"
-    """Kept are parts above the mean attention (equal), or above a mean that weighs the attended ones more (prob)."""
-    sharpness: float = 20.0
+    """Regions or words that keep their attention: above the mean (equal) or an attention-weighted mean (prob)."""
+    inverse_temperature: float = 20.0
     """Inverse temperature of the attention."""
-    joint_dim: int = 1024
-    word_dim: int = 300
-    layers: int = 1
-    image_norm: bool = True
-    text_norm: bool = True
 
 
-class BFAN(PartSetModel):
-    """S is the mean cosine of words plus that of regions: from -2 to 2."""
+class BFAN(RegionWordModel):
+    """S is the mean cosine of the words plus that of the regions, from -2 to 2."""
 
     def __init__(self, settings: BFANSettings) -> None:
-        regions = RegionSet(settings.image_dim, settings.joint_dim, norm=settings.image_norm)
-        captions = WordSet(
-            settings.words, settings.word_dim, settings.joint_dim, settings.layers, norm=settings.text_norm
-        )
-        super().__init__(regions, captions)
+        super().__init__(settings)
         self.settings = settings
-        self._attention = CrossAttention(settings.sharpness, focus=settings.focus)
+        self._attention = CrossAttention(settings.inverse_temperature, focus=settings.focus)
 
     def similarity(
         self,
-        encoded_images: Float[Tensor, "image region joint"],
-        encoded_captions: Float[Tensor, "caption word joint"],
+        encoded_images: Float[Tensor, "image region embed_dim"],
+        encoded_captions: Float[Tensor, "caption word embed_dim"],
     ) -> Similarity:
-        return by_blocks(self._both_ways, encoded_images, encoded_captions)
+        return blockwise_similarity(self._both_directions, encoded_images, encoded_captions)
 
     def similarity_of_pairs(
-        self, encoded_images: Float[Tensor, "pair region joint"], encoded_captions: Float[Tensor, "pair word joint"]
+        self,
+        encoded_images: Float[Tensor, "pair region embed_dim"],
+        encoded_captions: Float[Tensor, "pair word embed_dim"],
     ) -> Float[Tensor, " pair"]:
-        """Of image k with caption k."""
-        images, captions = Parts.of(encoded_images), Parts.of(encoded_captions)
+        """Similarities of image k with caption k."""
+        images, captions = PaddedSets.of(encoded_images), PaddedSets.of(encoded_captions)
         return self._attention.of_pairs(images, captions) + self._attention.of_pairs(captions, images)
 
-    def attended(
-        self, encoded_image: Float[Tensor, "region joint"], encoded_caption: Float[Tensor, "word joint"]
+    def attention_map(
+        self, encoded_image: Float[Tensor, "region embed_dim"], encoded_caption: Float[Tensor, "word embed_dim"]
     ) -> Float[Tensor, "word region"]:
-        """Where each word looks; rows add up to 1."""
-        image, caption = Parts.of(encoded_image[None]), Parts.of(encoded_caption[None])
+        """Attention of each word over the regions; rows sum to 1."""
+        image, caption = PaddedSets.of(encoded_image[None]), PaddedSets.of(encoded_caption[None])
         return self._attention.attention(image, caption)[0, :, 0].T
 
-    def _both_ways(self, images: Parts, captions: Parts) -> Similarity:
+    def _both_directions(self, images: PaddedSets, captions: PaddedSets) -> Similarity:
         products = products_of(images, captions)
-        for_words = self._attention(images, captions, products)
-        return for_words + self._attention(captions, images, seen_from_the_other_side(products)).T
+        word_similarity = self._attention(images, captions, products)
+        return word_similarity + self._attention(captions, images, transpose_products(products)).T

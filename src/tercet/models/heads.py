@@ -1,4 +1,4 @@
-"""Heads: small projections on frozen features of any encoder, the way most people compare objectives on their data."""
+"""Heads: small projections on frozen features of any encoder, for comparing objectives on your own data."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,26 +8,26 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
-from tercet.contracts import Similarity
-from tercet.models.gpo import GPO
-from tercet.models.norms import check_lengths, full_lengths, real_parts
-from tercet.models.projection import Projection, unit_rows
+from tercet.models.cpu_kernels.sparse_linear import Projection, l2_normalize_rows
+from tercet.models.parts.gpo import GPO
+from tercet.models.parts.masking import checked_lengths, length_mask
+from tercet.types import Similarity
 
 
 @dataclass(frozen=True)
 class HeadsSettings:
     image_dim: int
-    """Channels of an image's (or a region's) features."""
+    """Dimension of an image's (or a region's) features."""
     caption_dim: int
-    joint_dim: int = 256
+    embed_dim: int = 256
     kind: Literal["linear", "mlp"] = "linear"
-    """`mlp` adds a hidden layer as wide as the joint space to the linear projection."""
+    """`mlp` adds a branch with a hidden layer of width embed_dim to the linear projection."""
     pooling: Literal["mean", "gpo"] = "mean"
-    """How regions or words become one vector, where there are several."""
+    """Pooling of regions or words into one vector, if there are several."""
 
 
 class Heads(nn.Module):
-    """A projection a side into a joint space; S is the cosine there. Regions or words are pooled after it."""
+    """One projection per modality into a joint space; S is the cosine. Regions or words are pooled after projection."""
 
     dot_product = True
 
@@ -39,16 +39,16 @@ class Heads(nn.Module):
 
     def encode_images(
         self, images: Float[Tensor, "image *region dim"], lengths: Int[Tensor, " image"] | None = None
-    ) -> Float[Tensor, "image joint"]:
+    ) -> Float[Tensor, "image embed_dim"]:
         return self.image_head(images, lengths)
 
     def encode_captions(
         self, captions: Float[Tensor, "caption *word dim"], lengths: Int[Tensor, " caption"] | None = None
-    ) -> Float[Tensor, "caption joint"]:
+    ) -> Float[Tensor, "caption embed_dim"]:
         return self.caption_head(captions, lengths)
 
     def similarity(
-        self, encoded_images: Float[Tensor, "image joint"], encoded_captions: Float[Tensor, "caption joint"]
+        self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
         return similarity.dot_products(encoded_images, encoded_captions)
 
@@ -56,25 +56,23 @@ class Heads(nn.Module):
 class _Head(nn.Module):
     def __init__(self, dim: int, settings: HeadsSettings) -> None:
         super().__init__()
-        joint = settings.joint_dim
-        self.linear = Projection(dim, joint)
+        embed_dim = settings.embed_dim
+        self.linear = Projection(dim, embed_dim)
         self.hidden = None
         if settings.kind == "mlp":
-            self.hidden = nn.Sequential(Projection(dim, joint), nn.GELU(), Projection(joint, joint))
+            self.hidden = nn.Sequential(Projection(dim, embed_dim), nn.GELU(), Projection(embed_dim, embed_dim))
         self.pool = GPO() if settings.pooling == "gpo" else None
 
-    def forward(self, features: Tensor, lengths: Tensor | None) -> Float[Tensor, "item joint"]:
+    def forward(self, features: Tensor, lengths: Tensor | None) -> Float[Tensor, "item embed_dim"]:
         projected = self.linear(features)
         if self.hidden is not None:
             projected = projected + self.hidden(features)
         if projected.ndim == 3:
-            lengths = full_lengths(projected) if lengths is None else lengths
-            check_lengths(lengths, projected, "items")
-            projected = self._pooled(projected, lengths)
-        return unit_rows(projected)
+            projected = self._pooled(projected, checked_lengths(lengths, projected, "items"))
+        return l2_normalize_rows(projected)
 
-    def _pooled(self, parts: Float[Tensor, "item part joint"], lengths: Int[Tensor, " item"]) -> Tensor:
+    def _pooled(self, vectors: Float[Tensor, "item element embed_dim"], lengths: Int[Tensor, " item"]) -> Tensor:
         if self.pool is not None:
-            return self.pool(parts, lengths)
-        real = real_parts(lengths, parts.shape[1])[..., None]
-        return torch.where(real, parts, 0).sum(dim=1) / lengths[:, None].to(parts.dtype)
+            return self.pool(vectors, lengths)
+        real = length_mask(lengths, vectors.shape[1])[..., None]
+        return torch.where(real, vectors, 0).sum(dim=1) / lengths[:, None].to(vectors.dtype)

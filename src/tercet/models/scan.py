@@ -6,83 +6,67 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.contracts import Similarity
-from tercet.models.part_sets import PartSetModel, RegionSet, WordSet
-from tercet.similarity import CrossAttention, Parts, by_blocks
+from tercet.models.parts.region_word_encoders import RegionWordModel, RegionWordSettings
+from tercet.similarity import CrossAttention, PaddedSets, blockwise_similarity
 from tercet.similarity.cross_attention import Norm, Pooling
+from tercet.types import Similarity
 
 
 @dataclass(frozen=True)
-class SCANSettings:
-    words: int
-    """Size of the vocabulary."""
-    image_dim: int
-    """Channels of a region."""
-    attends: Literal["t2i", "i2t"] = "t2i"
-    """t2i: every word looks for its regions. i2t: every region looks for its words."""
-    sharpness: float = 9.0
-    """Inverse temperature of the attention; published are 9 for t2i, 4 for i2t."""
+class SCANSettings(RegionWordSettings):
+    direction: Literal["t2i", "i2t"] = "t2i"
+    """t2i: words attend to regions. i2t: regions attend to words."""
+    inverse_temperature: float = 9.0
+    """Inverse temperature of the attention; published: 9 for t2i, 4 for i2t."""
     norm: Norm = "clipped_l2norm"
-    """How raw products of regions and words are brought to one scale before the attention."""
+    """Normalization of the raw products of regions and words before the attention."""
     pooling: Pooling = "LogSumExp"
-    """How the cosines of the parts that look become one similarity."""
-    pooling_sharpness: float = 6.0
-    """Of LogSumExp; published are 6 for t2i, 5 (Flickr30K) and 20 (COCO) for i2t."""
-    joint_dim: int = 1024
-    word_dim: int = 300
-    layers: int = 1
-    both_directions: bool = True
-    image_norm: bool = True
-    text_norm: bool = True
+    """Aggregation of the queries' cosines into one similarity."""
+    pooling_inverse_temperature: float = 6.0
+    """Inverse temperature of LogSumExp pooling; published: 6 for t2i, 5 (Flickr30K) and 20 (COCO) for i2t."""
+    bidirectional: bool = True
     weight_norm: bool = False
-    """The projection of regions is a direction and a length."""
+    """Weight-normalize the projection of regions."""
 
 
-class SCAN(PartSetModel):
+class SCAN(RegionWordModel):
     def __init__(self, settings: SCANSettings) -> None:
-        regions = RegionSet(
-            settings.image_dim, settings.joint_dim, norm=settings.image_norm, weight_normed=settings.weight_norm
-        )
-        captions = WordSet(
-            settings.words,
-            settings.word_dim,
-            settings.joint_dim,
-            settings.layers,
-            both_directions=settings.both_directions,
-            norm=settings.text_norm,
-        )
-        super().__init__(regions, captions)
+        super().__init__(settings, bidirectional=settings.bidirectional, weight_normed=settings.weight_norm)
         self.settings = settings
         self._attention = CrossAttention(
-            settings.sharpness,
+            settings.inverse_temperature,
             settings.norm,
             pooling=settings.pooling,
-            pooling_sharpness=settings.pooling_sharpness,
+            pooling_inverse_temperature=settings.pooling_inverse_temperature,
         )
 
     def similarity(
         self,
-        encoded_images: Float[Tensor, "image region joint"],
-        encoded_captions: Float[Tensor, "caption word joint"],
+        encoded_images: Float[Tensor, "image region embed_dim"],
+        encoded_captions: Float[Tensor, "caption word embed_dim"],
     ) -> Similarity:
         attend = self._attention
-        if self.settings.attends == "t2i":
-            return by_blocks(attend, encoded_images, encoded_captions)
-        return by_blocks(lambda images, captions: attend(captions, images).T, encoded_images, encoded_captions)
+        if self.settings.direction == "t2i":
+            return blockwise_similarity(attend, encoded_images, encoded_captions)
+        return blockwise_similarity(
+            lambda images, captions: attend(captions, images).T, encoded_images, encoded_captions
+        )
 
     def similarity_of_pairs(
-        self, encoded_images: Float[Tensor, "pair region joint"], encoded_captions: Float[Tensor, "pair word joint"]
+        self,
+        encoded_images: Float[Tensor, "pair region embed_dim"],
+        encoded_captions: Float[Tensor, "pair word embed_dim"],
     ) -> Float[Tensor, " pair"]:
-        """Of image k with caption k."""
-        images, captions = Parts.of(encoded_images), Parts.of(encoded_captions)
-        queried = (images, captions) if self.settings.attends == "t2i" else (captions, images)
-        return self._attention.of_pairs(*queried)
+        """Similarities of image k with caption k."""
+        images, captions = PaddedSets.of(encoded_images), PaddedSets.of(encoded_captions)
+        contexts_and_queries = (images, captions) if self.settings.direction == "t2i" else (captions, images)
+        return self._attention.of_pairs(*contexts_and_queries)
 
-    def attended(
-        self, encoded_image: Float[Tensor, "region joint"], encoded_caption: Float[Tensor, "word joint"]
+    def attention_map(
+        self, encoded_image: Float[Tensor, "region embed_dim"], encoded_caption: Float[Tensor, "word embed_dim"]
     ) -> Float[Tensor, "word region"]:
-        """Where each word looks (t2i; rows add up to 1), or by how much each region looks at it (i2t; columns do)."""
-        image, caption = Parts.of(encoded_image[None]), Parts.of(encoded_caption[None])
-        if self.settings.attends == "t2i":
+        """Attention between words and regions: rows sum to 1 for t2i, columns for i2t."""
+        image, caption = PaddedSets.of(encoded_image[None]), PaddedSets.of(encoded_caption[None])
+        if self.settings.direction == "t2i":
             return self._attention.attention(image, caption)[0, :, 0].T
         return self._attention.attention(caption, image)[0, :, 0]

@@ -1,4 +1,4 @@
-"""VSE-infinity (Chen et al., CVPR 2021): regions, cells or words pooled by GPO."""
+"""VSE-infinity (Chen et al., CVPR 2021): regions, grid cells or words pooled by GPO."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,36 +7,36 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
-from tercet.contracts import Similarity
-from tercet.models.backbone import Backbone, config_of, pretrained
-from tercet.models.gpo import GPO
-from tercet.models.norms import check_lengths, check_regions, full_lengths, nearly_unit, real_parts
-from tercet.models.words import WordGRU
+from tercet.models.parts.backbone import backbone_and_dim, check_image_input, config_of, hugging_face_model
+from tercet.models.parts.gpo import GPO
+from tercet.models.parts.gru_text_encoder import WordGRU
+from tercet.models.parts.masking import check_lengths, check_regions, checked_lengths, l2_normalize_eps, length_mask
+from tercet.types import Similarity
 
 
 @dataclass(frozen=True)
 class VSEInfinitySettings:
-    words: int | None = None
-    """Size of the vocabulary, for the BiGRU; None where `bert` reads the captions."""
+    vocab_size: int | None = None
+    """Size of the vocabulary of the BiGRU; None with `bert`."""
     bert: str | dict[str, Any] | None = None
-    """A text model of Hugging Face: a name or path, or a configuration."""
+    """Hugging Face text model: name, path or configuration."""
     image_dim: int | None = None
-    """Channels of precomputed regions; None where a backbone makes cells from pixels."""
+    """Dimension of precomputed regions; None with a backbone."""
     backbone: str | dict[str, Any] | None = None
+    """Hugging Face vision model, whose grid cells are the regions: name, path or configuration."""
     train_backbone: bool = True
-    joint_dim: int = 1024
+    embed_dim: int = 1024
     word_dim: int = 300
     layers: int = 1
     residual: bool = True
-    """A hidden layer beside the linear projection of regions; cells have none."""
+    """Add an MLP branch to the linear projection of regions; never used with a backbone."""
     image_norm: bool = True
     text_norm: bool = True
 
     def __post_init__(self) -> None:
-        if (self.image_dim is None) == (self.backbone is None):
-            raise ValueError("give either image_dim, for precomputed regions, or a backbone, for pixels")
-        if (self.words is None) == (self.bert is None):
-            raise ValueError("give either words, the size of a vocabulary, or bert, a text model")
+        check_image_input(self.image_dim, self.backbone)
+        if (self.vocab_size is None) == (self.bert is None):
+            raise ValueError("give either vocab_size (BiGRU) or bert (a text model)")
 
 
 class VSEInfinity(nn.Module):
@@ -44,63 +44,59 @@ class VSEInfinity(nn.Module):
 
     def __init__(self, settings: VSEInfinitySettings) -> None:
         super().__init__()
-        self.backbone = None
-        image_dim = settings.image_dim
-        if settings.backbone is not None:
-            self.backbone = Backbone(settings.backbone, trained=settings.train_backbone)
-            image_dim = self.backbone.dim
+        self.backbone, image_dim = backbone_and_dim(
+            settings.image_dim, settings.backbone, trained=settings.train_backbone
+        )
+        if self.backbone is not None:
             settings = replace(settings, backbone=self.backbone.config(), residual=False)
-        assert image_dim is not None
-        self.regions = Regions(image_dim, settings.joint_dim, residual=settings.residual)
-        self.captions = BertWords(settings) if settings.bert is not None else GRUWords(settings)
-        if isinstance(self.captions, BertWords):
+        self.regions = PooledRegionEncoder(image_dim, settings.embed_dim, residual=settings.residual)
+        self.captions = PooledBertEncoder(settings) if settings.bert is not None else PooledGRUEncoder(settings)
+        if isinstance(self.captions, PooledBertEncoder):
             settings = replace(settings, bert=self.captions.config())
         self.settings = settings
 
     def encode_images(
         self, images: Float[Tensor, "image *rest"], lengths: Int[Tensor, " image"] | None = None
-    ) -> Float[Tensor, "image joint"]:
+    ) -> Float[Tensor, "image embed_dim"]:
         return self.encode_regions(images if self.backbone is None else self.backbone.cells(images), lengths)
 
     def encode_regions(
         self, regions: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
-    ) -> Float[Tensor, "image joint"]:
-        """Of regions, or of cells that the backbone has made already."""
+    ) -> Float[Tensor, "image embed_dim"]:
+        """Embed regions, or grid cells that the backbone has already computed."""
         check_regions(regions, "VSE-infinity")
-        lengths = full_lengths(regions) if lengths is None else lengths
-        check_lengths(lengths, regions, "images")
-        pooled = self.regions(regions, lengths)
-        return nearly_unit(pooled) if self.settings.image_norm else pooled
+        pooled = self.regions(regions, checked_lengths(lengths, regions, "images"))
+        return l2_normalize_eps(pooled) if self.settings.image_norm else pooled
 
     def encode_captions(
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
-    ) -> Float[Tensor, "caption joint"]:
+    ) -> Float[Tensor, "caption embed_dim"]:
         pooled = self.captions(token_ids, lengths)
-        return nearly_unit(pooled) if self.settings.text_norm else pooled
+        return l2_normalize_eps(pooled) if self.settings.text_norm else pooled
 
     def similarity(
-        self, encoded_images: Float[Tensor, "image joint"], encoded_captions: Float[Tensor, "caption joint"]
+        self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
         return similarity.dot_products(encoded_images, encoded_captions)
 
 
-class Regions(nn.Module):
-    """Linear, plus a hidden layer with BatchNorm, half as wide as the output; pooled by GPO.
+class PooledRegionEncoder(nn.Module):
+    """Linear projection plus an MLP with BatchNorm, half as wide as the output; pooled by GPO.
 
-    As published, padding goes through BatchNorm too and counts in its statistics while training.
+    As published, padding also passes through BatchNorm and enters its statistics in training.
     """
 
-    def __init__(self, dim: int, joint_dim: int, *, residual: bool) -> None:
+    def __init__(self, dim: int, embed_dim: int, *, residual: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(dim, joint_dim)
+        self.linear = nn.Linear(dim, embed_dim)
         nn.init.xavier_uniform_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
         self.hidden = (
             nn.Sequential(
-                nn.Linear(dim, joint_dim // 2),
-                nn.BatchNorm1d(joint_dim // 2),
+                nn.Linear(dim, embed_dim // 2),
+                nn.BatchNorm1d(embed_dim // 2),
                 nn.ReLU(),
-                nn.Linear(joint_dim // 2, joint_dim),
+                nn.Linear(embed_dim // 2, embed_dim),
             )
             if residual
             else None
@@ -109,36 +105,38 @@ class Regions(nn.Module):
 
     def forward(
         self, regions: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"]
-    ) -> Float[Tensor, "image joint"]:
+    ) -> Float[Tensor, "image embed_dim"]:
         projected = self.linear(regions)
         if self.hidden is not None:
             projected = projected + self.hidden(regions.flatten(0, 1)).view_as(projected)
         return self.pool(projected, lengths)
 
 
-class GRUWords(nn.Module):
+class PooledGRUEncoder(nn.Module):
+    """BiGRU states pooled by GPO."""
+
     def __init__(self, settings: VSEInfinitySettings) -> None:
         super().__init__()
-        assert settings.words is not None
+        assert settings.vocab_size is not None
         self.words = WordGRU(
-            settings.words, settings.word_dim, settings.joint_dim, settings.layers, both_directions=True
+            settings.vocab_size, settings.word_dim, settings.embed_dim, settings.layers, bidirectional=True
         )
         self.pool = GPO()
 
     def forward(
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
-    ) -> Float[Tensor, "caption joint"]:
+    ) -> Float[Tensor, "caption embed_dim"]:
         return self.pool(self.words.states(token_ids, lengths), lengths)
 
 
-class BertWords(nn.Module):
-    """The last layer of BERT, its CLS and SEP included."""
+class PooledBertEncoder(nn.Module):
+    """Last layer of BERT, including CLS and SEP, pooled by GPO."""
 
     def __init__(self, settings: VSEInfinitySettings) -> None:
         super().__init__()
         assert settings.bert is not None
-        self.bert: Any = pretrained(settings.bert)
-        self.linear = nn.Linear(self.bert.config.hidden_size, settings.joint_dim)
+        self.bert: Any = hugging_face_model(settings.bert)
+        self.linear = nn.Linear(self.bert.config.hidden_size, settings.embed_dim)
         self.pool = GPO()
 
     def config(self) -> dict[str, Any]:
@@ -146,8 +144,8 @@ class BertWords(nn.Module):
 
     def forward(
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
-    ) -> Float[Tensor, "caption joint"]:
+    ) -> Float[Tensor, "caption embed_dim"]:
         check_lengths(lengths, token_ids, "captions")
-        real = real_parts(lengths, token_ids.shape[1])
+        real = length_mask(lengths, token_ids.shape[1])
         states = self.bert(input_ids=token_ids, attention_mask=real.long()).last_hidden_state
         return self.pool(self.linear(states), lengths)

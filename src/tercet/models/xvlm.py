@@ -1,6 +1,6 @@
-"""X-VLM (Zeng et al., ICML 2022), for retrieval: two towers find candidates, a matcher looks at them closely.
+"""X-VLM (Zeng et al., ICML 2022) for retrieval: two towers retrieve candidates, a cross-encoder re-ranks them.
 
-Published training adds NT-Xent with several positives, at the learned temperature, and `matching_loss`, in equal parts.
+The published loss is NT-Xent with several positives at the learned temperature plus `matching_loss`, equally weighted.
 """
 
 from dataclasses import dataclass, replace
@@ -12,49 +12,49 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
-from tercet.contracts import PairMask, Similarity
-from tercet.models.backbone import Backbone, config_of, pretrained
-from tercet.models.norms import check_lengths, real_parts, unit
+from tercet.models.parts.backbone import Backbone, config_of, hugging_face_model
+from tercet.models.parts.masking import check_lengths, l2_normalize, length_mask
+from tercet.types import PairMask, Similarity
 
-MASKED = -10000.0  # added to what attention must not see, as published
+MASK_VALUE = -10000.0  # added to the attention logits of padding, as published
 
 
 @dataclass(frozen=True)
 class XVLMSettings:
     vision: str | dict[str, Any]
-    """A vision model of Hugging Face that gives patches, a Swin as published: a name or path, or a configuration."""
+    """Hugging Face vision model that returns patches (published: Swin): name, path or configuration."""
     text: str | dict[str, Any]
-    """A BERT of Hugging Face: a name or path, or a configuration."""
+    """Hugging Face BERT: name, path or configuration."""
     fusion_layer: int = 6
-    """The layers of BERT from this one on, counted from 0, read the caption again beside the image."""
-    joint_dim: int = 256
-    words: int | None = None
-    """Size of a vocabulary of words, in place of the tokenizer that belongs to `text`."""
+    """First BERT layer (0-based) with cross attention to the image."""
+    embed_dim: int = 256
+    vocab_size: int | None = None
+    """Size of a word vocabulary that replaces the tokenizer of `text`."""
 
 
 class Negatives(NamedTuple):
-    """Rows to take as negatives; -1 where there is none."""
+    """Indices of the sampled negatives; -1 where there is none."""
 
     images: Int[Tensor, " caption"]
     captions: Int[Tensor, " image"]
 
 
 class XVLM(nn.Module):
-    """In training, transformers' Swin drops paths of attention alone, the authors' also those of the layer after it."""
+    """In training, transformers' Swin applies drop path only to attention, the authors' also to the MLP."""
 
     dot_product = True
     learns_scale = True
 
     def __init__(self, settings: XVLMSettings) -> None:
         super().__init__()
-        if settings.words is not None and isinstance(settings.text, dict):
-            settings = replace(settings, text=settings.text | {"vocab_size": settings.words})
+        if settings.vocab_size is not None and isinstance(settings.text, dict):
+            settings = replace(settings, text=settings.text | {"vocab_size": settings.vocab_size})
         self.vision = Backbone(settings.vision, trained=True)
         _check_windows(self.vision.model.config)
         self.text = SplitBert(settings.text, settings.fusion_layer, self.vision.dim)
         self.settings = replace(settings, vision=self.vision.config(), text=self.text.config())
-        self.image_head = nn.Linear(self.vision.dim, settings.joint_dim)
-        self.caption_head = nn.Linear(self.text.dim, settings.joint_dim)
+        self.image_head = nn.Linear(self.vision.dim, settings.embed_dim)
+        self.caption_head = nn.Linear(self.text.dim, settings.embed_dim)
         self.match_head = nn.Sequential(
             nn.Linear(self.text.dim, 2 * self.text.dim),
             nn.LayerNorm(2 * self.text.dim),
@@ -66,7 +66,7 @@ class XVLM(nn.Module):
     def image_tokens(
         self, pixels: Float[Tensor, "image channel height width"]
     ) -> Float[Tensor, "image token image_dim"]:
-        """Their mean, then the patches."""
+        """The mean of the patches, then the patches."""
         _check_pixels(pixels, self.vision.model.config)
         patches = self.vision.cells(pixels)
         return torch.cat([patches.mean(dim=1, keepdim=True), patches], dim=1)
@@ -74,50 +74,50 @@ class XVLM(nn.Module):
     def word_states(
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
     ) -> Float[Tensor, "caption word dim"]:
-        """What the captions alone say: the lower layers of BERT."""
-        return self.text.read(token_ids, lengths)
+        """Output of the lower, text-only layers of BERT."""
+        return self.text.encode(token_ids, lengths)
 
-    def image_features(self, tokens: Float[Tensor, "image token image_dim"]) -> Float[Tensor, "image joint"]:
-        return unit(self.image_head(tokens[:, 0]))
+    def image_features(self, tokens: Float[Tensor, "image token image_dim"]) -> Float[Tensor, "image embed_dim"]:
+        return l2_normalize(self.image_head(tokens[:, 0]))
 
-    def caption_features(self, states: Float[Tensor, "caption word dim"]) -> Float[Tensor, "caption joint"]:
-        return unit(self.caption_head(states[:, 0]))
+    def caption_features(self, states: Float[Tensor, "caption word dim"]) -> Float[Tensor, "caption embed_dim"]:
+        return l2_normalize(self.caption_head(states[:, 0]))
 
     def encode_images(
         self, images: Float[Tensor, "image channel height width"], lengths: Int[Tensor, " image"] | None = None
-    ) -> Float[Tensor, "image joint"]:
+    ) -> Float[Tensor, "image embed_dim"]:
         return self.image_features(self.image_tokens(images))
 
     def encode_captions(
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
-    ) -> Float[Tensor, "caption joint"]:
+    ) -> Float[Tensor, "caption embed_dim"]:
         return self.caption_features(self.word_states(token_ids, lengths))
 
     def similarity(
-        self, encoded_images: Float[Tensor, "image joint"], encoded_captions: Float[Tensor, "caption joint"]
+        self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
         return similarity.dot_products(encoded_images, encoded_captions)
 
     def scale_and_bias(self) -> tuple[Float[Tensor, ""], None]:
-        """The temperature, for objectives that have one."""
+        """The inverse of the learned temperature, for objectives that have one; no bias."""
         return 1 / self.temperature, None
 
-    def encode_and_match(
+    def encode_with_matching_loss(
         self,
         pixels: Float[Tensor, "image channel height width"],
         token_ids: Int[Tensor, "caption word"],
         lengths: Int[Tensor, " caption"],
         positives: PairMask,
-    ) -> tuple[Float[Tensor, "image joint"], Float[Tensor, "caption joint"], Float[Tensor, ""]]:
-        """Both sides for the objective, and the loss of matching them; every caption makes a pair with its image."""
+    ) -> tuple[Float[Tensor, "image embed_dim"], Float[Tensor, "caption embed_dim"], Float[Tensor, ""]]:
+        """Embeddings for the objective, and the matching loss on each caption paired with its image."""
         tokens, states = self.image_tokens(pixels), self.word_states(token_ids, lengths)
         images, captions = self.image_features(tokens), self.caption_features(states)
-        rows = torch.arange(len(captions), device=captions.device)
+        owners = torch.arange(len(captions), device=captions.device)
         if len(images) != len(captions):
-            rows = positives.long().argmax(dim=0)
-        sides = images[rows].detach(), captions.detach()
-        negatives = draw_negatives(self.similarity(*sides), positives[rows], temperature=self.temperature)
-        return images, captions, self.matching_loss(tokens[rows], states, lengths, negatives)
+            owners = positives.long().argmax(dim=0)
+        S = self.similarity(images[owners].detach(), captions.detach())
+        negatives = draw_negatives(S, positives[owners], temperature=self.temperature)
+        return images, captions, self.matching_loss(tokens[owners], states, lengths, negatives)
 
     def match(
         self,
@@ -125,17 +125,17 @@ class XVLM(nn.Module):
         word_states: Float[Tensor, "pair word dim"],
         word_lengths: Int[Tensor, " pair"],
     ) -> Float[Tensor, " pair"]:
-        """How well an image and a caption match, seen together; row i of both is a pair. For re-ranking."""
-        return self.matching(image_tokens, word_states, word_lengths)[:, 1]
+        """Matching logit of the pairs (image i, caption i), for re-ranking."""
+        return self.matching_logits(image_tokens, word_states, word_lengths)[:, 1]
 
-    def matching(
+    def matching_logits(
         self,
         image_tokens: Float[Tensor, "pair token image_dim"],
         word_states: Float[Tensor, "pair word dim"],
         word_lengths: Int[Tensor, " pair"],
     ) -> Float[Tensor, "pair 2"]:
-        """Before the softmax: that they do not match, and that they do."""
-        return self.match_head(self.text.read_beside(image_tokens, word_states, word_lengths)[:, 0])
+        """Logits of the classes "no match" and "match"."""
+        return self.match_head(self.text.fuse(image_tokens, word_states, word_lengths)[:, 0])
 
     def matching_loss(
         self,
@@ -144,16 +144,16 @@ class XVLM(nn.Module):
         word_lengths: Int[Tensor, " pair"],
         negatives: Negatives,
     ) -> Float[Tensor, ""]:
-        """Cross entropy of match or no match: each pair, each caption with a negative image, each image with a negative
-        caption. The mean is over the combinations that exist, three a pair unless some have no negative.
+        """Cross entropy of match or no match, on each pair, each caption with a negative image and each image with a
+        negative caption. The mean is over the existing combinations: three per pair, fewer without negatives.
         """
         pairs = torch.arange(len(image_tokens), device=image_tokens.device)
-        captions_with, images_with = pairs[negatives.images >= 0], pairs[negatives.captions >= 0]
-        images = torch.cat([pairs, negatives.images[captions_with], images_with])
-        captions = torch.cat([pairs, captions_with, negatives.captions[images_with]])
+        with_image, with_caption = pairs[negatives.images >= 0], pairs[negatives.captions >= 0]
+        images = torch.cat([pairs, negatives.images[with_image], with_caption])
+        captions = torch.cat([pairs, with_image, negatives.captions[with_caption]])
         matched = (torch.arange(len(images), device=pairs.device) < len(pairs)).long()
         return F.cross_entropy(
-            self.matching(image_tokens[images], word_states[captions], word_lengths[captions]), matched
+            self.matching_logits(image_tokens[images], word_states[captions], word_lengths[captions]), matched
         )
 
 
@@ -164,43 +164,41 @@ def draw_negatives(
     temperature: Float[Tensor, ""] | float,
     generator: torch.Generator | None = None,
 ) -> Negatives:
-    """A hard negative for each caption and each image, drawn by softmax(similarity / temperature) + 1e-5, as published.
+    """Sample a hard negative per caption and per image, by softmax(similarity / temperature) + 1e-5, as published.
 
-    The softmax is over all candidates, positives are taken out afterwards. Who has no negative in the batch (all of it
-    may be of one image, where the authors' program fails) gets -1.
+    The softmax is over all candidates, positives are excluded afterwards. Items without a negative in the batch (all
+    captions may be of one image, where the authors' code fails) get -1.
     """
     with torch.no_grad():
-        sharpened = similarity.float() / temperature
-        return Negatives(
-            images=_drawn(sharpened.T, positives.T, generator), captions=_drawn(sharpened, positives, generator)
-        )
+        scaled = similarity.float() / temperature
+        return Negatives(images=_draw(scaled.T, positives.T, generator), captions=_draw(scaled, positives, generator))
 
 
-def _drawn(
-    sharpened: Float[Tensor, "anchor candidate"],
+def _draw(
+    scaled: Float[Tensor, "anchor candidate"],
     positives: Bool[Tensor, "anchor candidate"],
     generator: torch.Generator | None,
 ) -> Int[Tensor, " anchor"]:
-    weights = (sharpened.softmax(dim=1) + 1e-5).masked_fill(positives, 0)
-    possible = ~positives.all(dim=1)
+    weights = (scaled.softmax(dim=1) + 1e-5).masked_fill(positives, 0)
+    has_negative = ~positives.all(dim=1)
     drawn = torch.full((len(weights),), -1, device=weights.device)
-    if possible.any():
-        drawn[possible] = torch.multinomial(weights[possible], 1, generator=generator).squeeze(1)
+    if has_negative.any():
+        drawn[has_negative] = torch.multinomial(weights[has_negative], 1, generator=generator).squeeze(1)
     return drawn
 
 
 class SplitBert(nn.Module):
-    """BERT cut in two: the lower layers read a caption, the upper ones read it again beside an image.
+    """BERT split in two: the lower layers encode a caption, the upper layers fuse it with an image by cross attention.
 
-    Made of BERT's own parts, so that a published one can be the start; attention to the image is new.
+    It reuses BERT's own modules, so that pretrained weights can be loaded; the cross attention is newly initialized.
     """
 
     def __init__(self, text: str | dict[str, Any], fusion_layer: int, image_dim: int) -> None:
         super().__init__()
-        self.bert: Any = pretrained(text)
+        self.bert: Any = hugging_face_model(text)
         config = self.bert.config
         if config.model_type != "bert":
-            raise ValueError(f"X-VLM's text model is a BERT, not {config.model_type}")
+            raise ValueError(f"X-VLM's text model must be a BERT, got {config.model_type}")
         if not 1 <= fusion_layer < config.num_hidden_layers:
             raise ValueError(f"fusion_layer must be from 1 to {config.num_hidden_layers - 1}, got {fusion_layer}")
         self.bert.pooler = None
@@ -216,31 +214,33 @@ class SplitBert(nn.Module):
     def config(self) -> dict[str, Any]:
         return config_of(self.bert)
 
-    def read(
+    def encode(
         self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
     ) -> Float[Tensor, "caption word dim"]:
+        """Run the lower, text-only layers."""
         check_lengths(lengths, token_ids, "captions")
         states = self.bert.embeddings(input_ids=token_ids)
-        hidden = _hidden(lengths, states)
+        mask = _attention_mask(lengths, states)
         for layer in self.bert.encoder.layer[: self.fusion_layer]:
-            states = _fed_forward(layer, layer.attention(states, hidden)[0])
+            states = _feed_forward(layer, layer.attention(states, mask)[0])
         return states
 
-    def read_beside(
+    def fuse(
         self,
         tokens: Float[Tensor, "pair token image_dim"],
         states: Float[Tensor, "pair word dim"],
         lengths: Int[Tensor, " pair"],
     ) -> Float[Tensor, "pair word dim"]:
+        """Run the upper layers, with cross attention to the image tokens."""
         check_lengths(lengths, states, "captions")
-        hidden = _hidden(lengths, states)
+        mask = _attention_mask(lengths, states)
         for layer, cross in zip(self.bert.encoder.layer[self.fusion_layer :], self.cross, strict=True):
-            states = _fed_forward(layer, cross(layer.attention(states, hidden)[0], tokens))
+            states = _feed_forward(layer, cross(layer.attention(states, mask)[0], tokens))
         return states
 
 
 class ImageAttention(nn.Module):
-    """Words look at the tokens of an image."""
+    """Cross attention of words to the tokens of an image."""
 
     def __init__(self, config: Any, image_dim: int) -> None:
         super().__init__()
@@ -259,39 +259,41 @@ class ImageAttention(nn.Module):
         self, states: Float[Tensor, "pair word dim"], tokens: Float[Tensor, "pair token image_dim"]
     ) -> Float[Tensor, "pair word dim"]:
         queries, keys, values = (
-            each.unflatten(2, (self.heads, -1)).transpose(1, 2)  # pair head part dim
-            for each in (self.query(states), self.key(tokens), self.value(tokens))
+            projected.unflatten(2, (self.heads, -1)).transpose(1, 2)  # pair head position dim
+            for projected in (self.query(states), self.key(tokens), self.value(tokens))
         )
         dropout = self.attention_dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout).transpose(1, 2).flatten(2)
-        return self.norm(states + self.dropout(self.out(seen)))
+        attended = F.scaled_dot_product_attention(queries, keys, values, dropout_p=dropout).transpose(1, 2).flatten(2)
+        return self.norm(states + self.dropout(self.out(attended)))
 
 
-def _fed_forward(layer: Any, states: Float[Tensor, "item word dim"]) -> Float[Tensor, "item word dim"]:
-    """The second half of a layer of BERT."""
+def _feed_forward(layer: Any, states: Float[Tensor, "item word dim"]) -> Float[Tensor, "item word dim"]:
+    """The feed-forward half of a BERT layer."""
     return layer.output(layer.intermediate(states), states)
 
 
-def _hidden(lengths: Int[Tensor, " item"], states: Float[Tensor, "item word dim"]) -> Float[Tensor, "item 1 1 word"]:
-    """What attention adds so that nobody looks at padding."""
-    padding = ~real_parts(lengths, states.shape[1])
-    return padding[:, None, None, :].to(states.dtype) * MASKED
+def _attention_mask(
+    lengths: Int[Tensor, " item"], states: Float[Tensor, "item word dim"]
+) -> Float[Tensor, "item 1 1 word"]:
+    """Additive attention mask of the padding."""
+    padding = ~length_mask(lengths, states.shape[1])
+    return padding[:, None, None, :].to(states.dtype) * MASK_VALUE
 
 
 def _check_windows(config: Any) -> None:
-    """A Swin's last map must hold a window: transformers has no smaller table of positions for it."""
+    """Raise unless a Swin's last feature map holds a window; transformers has no smaller position table for it."""
     if config.model_type != "swin":
         return
     smallest = config.image_size // config.patch_size // 2 ** (len(config.depths) - 1)
     if smallest < config.window_size:
         raise ValueError(
-            f"windows of {config.window_size} do not fit into the Swin's last map of {smallest} x {smallest}: "
-            f"image_size is {config.image_size}"
+            f"window_size {config.window_size} is larger than the Swin's last feature map, {smallest} x {smallest}, "
+            f"at image_size {config.image_size}"
         )
 
 
 def _check_pixels(pixels: Tensor, config: Any) -> None:
-    """A Swin that has seen smaller images once keeps its windows small: they are not let in."""
-    side = getattr(config, "image_size", None)
-    if config.model_type == "swin" and pixels.shape[2:] != (side, side):
-        raise ValueError(f"this X-VLM takes images of {side} x {side} pixels, got {tuple(pixels.shape)}")
+    """Refuse other image sizes: after smaller images, transformers' Swin keeps its windows small."""
+    size = getattr(config, "image_size", None)
+    if config.model_type == "swin" and pixels.shape[2:] != (size, size):
+        raise ValueError(f"this X-VLM takes images of {size} x {size} pixels, got {tuple(pixels.shape)}")

@@ -1,6 +1,6 @@
-"""S, positives -> G: the mathematics of objectives, with nothing of models, devices or files in it."""
+"""Objectives: (S, positives) -> pair gradient G. Independent of models, devices and files."""
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.catalogue import CATALOGUE, WITH_MINED, objective
+from tercet.objectives.registry import AOQ_OBJECTIVES, OBJECTIVES, objective
 
-__all__ = ["CATALOGUE", "WITH_MINED", "RowObjective", "objective"]
+__all__ = ["AOQ_OBJECTIVES", "OBJECTIVES", "RowObjective", "objective"]

@@ -1,37 +1,55 @@
-"""What every objective can do, given its gradient with rows as anchors: both directions, reduction, the scalar."""
+"""`RowObjective`: base class that turns a gradient with rows as anchors into a complete objective.
+
+It adds both directions, the reduction, masks and ids, the differentiable scalar, and the choice of dense or streamed.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tercet.contracts import PairGradient, PairMask, Similarity
 from tercet.objectives import distributed
-from tercet.objectives.hardest import hinge_of_hardest
-from tercet.objectives.masks import Rows, as_rows, as_square, check_embeddings, ids_of_pairs, positives_from_ids
-from tercet.objectives.members import Embedded, Members
-from tercet.objectives.reduction import Reduction, query_weights
-from tercet.objectives.settings import require_one_of
-from tercet.objectives.streaming import EmbeddingGradient, streamed_scalar, without_autocast
-from tercet.objectives.tiles import SIDE, TiledSimilarity
+from tercet.objectives.aoq_inputs import EmbeddedBatch, MinedEmbeddings
+from tercet.objectives.inputs import (
+    Reduction,
+    Rows,
+    as_rows,
+    as_square,
+    check_embeddings,
+    hinge_of_hardest,
+    ids_of_pairs,
+    positives_from_ids,
+    query_weights,
+    require_one_of,
+)
+from tercet.objectives.streaming.autograd import EmbeddingGradient, streamed_scalar, without_autocast
+from tercet.objectives.streaming.tiles import TILE_SIZE, TiledSimilarity
+from tercet.types import PairGradient, PairMask, Similarity
 
 MONITOR_MARGIN = 0.2
-ONE_TILE = SIDE**2
-STREAMED_FROM = 1 << 12  # entries of S: below, a handful of whole-matrix operations is all there is
+TILE_ENTRIES = TILE_SIZE**2
+MIN_STREAMED_ENTRIES = 1 << 12  # entries of S; below, a few operations on the dense matrix are faster
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RowObjective(ABC):
-    """An objective is its settings (the fields) and `row_gradient`; the methods below are the same for all.
+    """An objective: its settings are the dataclass fields, its mathematics is `row_gradient` (and `row_value`).
 
-    `"sum"` adds the queries of both directions. `"mean"` is half the mean over image queries plus half the mean
-    over caption queries. A query without a positive contributes nothing and is counted nowhere.
+    Reduction `"sum"` adds the queries of both directions; `"mean"` is half the mean over image queries plus half the
+    mean over caption queries. A query without a positive contributes nothing and is not counted.
     """
+
+    takes_mined: ClassVar[bool] = False
+    """Whether the objective needs mined negatives of every positive pair, `mined=`."""
+    can_stream: ClassVar[bool] = True
+    """Whether `stream` is implemented; otherwise the objective needs the dense similarity."""
+    has_diagonal_form: ClassVar[bool] = False
+    """Whether `diagonal_value` is implemented."""
 
     reduction: Reduction = "sum"
 
@@ -50,16 +68,16 @@ class RowObjective(ABC):
 
     @abstractmethod
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
-        """d(sum of the anchors' values)/dS, before reduction; finite for finite similarities, 0 at ignored pairs."""
+        """d(sum of anchor values)/dS before reduction; finite for finite similarities, 0 at ignored pairs."""
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
-        """Each anchor's value, before reduction, differentiable by autograd."""
-        raise ValueError(f"{self.name} has no value: its gradient belongs to no loss")
+        """The value of each anchor before reduction, differentiable by autograd."""
+        raise ValueError(f"{self.name} has no value: its gradient is not that of any loss")
 
     def row_scalar_and_gradient(self, rows: Rows) -> tuple[Float[Tensor, " anchor"], Float[Tensor, "anchor candidate"]]:
-        """Each anchor's value, or monitor where none exists, with `row_gradient`; overridden where they share work."""
-        shown = self.row_value if self.has_value else row_monitor
-        return shown(rows), self.row_gradient(rows)
+        """(`row_value`, or the monitor if there is no value; `row_gradient`). Override it if they share computation."""
+        row_scalar = self.row_value if self.has_value else row_monitor
+        return row_scalar(rows), self.row_gradient(rows)
 
     def __call__(
         self,
@@ -74,27 +92,32 @@ class RowObjective(ABC):
         mined: tuple[Float[Tensor, "pair 2 dim"], Float[Tensor, "pair 2 dim"]] | None = None,
         streamed: bool | None = None,
     ) -> Float[Tensor, ""]:
-        """The scalar of S = scale * images @ captions.T + bias; without ids, row i of both is a pair.
+        """The scalar of S = scale * images @ captions.T + bias; without ids or owners, row i of both is a pair.
 
-        `mined`: embeddings of the offline images and captions of each positive pair, for objectives that take them.
+        `mined`: embeddings of the mined images and captions of each positive pair, for objectives that take them.
 
-        Above a size S is never held: `streamed` True or False forces the choice. Values and gradients are the same.
-        Under torch.distributed every rank must call it: the batch is that of all ranks together.
+        Large batches are streamed: S is computed in tiles and never held in memory. `streamed` True or False overrides
+        the automatic choice; values and gradients are the same. Under torch.distributed every rank must make this call:
+        embeddings and ids of all ranks are gathered into one batch.
         """
         check_embeddings(images, captions, scale, bias)
         self.check_mined(mined)
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
         paired_by_rows = owners is None and image_ids is None
         if distributed.in_use():
-            images, captions, ids = distributed.everyones(images, captions, *ids, ids_are_rows=image_ids is None)
-            mined = None if mined is None else (distributed.rows_of_all(mined[0]), distributed.rows_of_all(mined[1]))
+            images, captions, ids = distributed.gather_batch(images, captions, *ids, ids_are_rows=image_ids is None)
+            mined = (
+                None
+                if mined is None
+                else (distributed.all_gather_rows(mined[0]), distributed.all_gather_rows(mined[1]))
+            )
             paired_by_rows = False
         entries = len(images) * len(captions)
         if streamed is None:
             streamed = self._streams(entries, paired_by_rows)
         if mined is not None:
-            embedded = Embedded(images, captions, ids, scale, bias)
-            return self.on_embeddings(embedded, Members(*mined), streamed=streamed and entries > 0)
+            embedded = EmbeddedBatch(images, captions, ids, scale, bias)
+            return self.on_embeddings(embedded, MinedEmbeddings(*mined), streamed=streamed and entries > 0)
         if streamed and entries:
             return streamed_scalar(self, images, captions, ids, scale, bias, paired_by_rows=paired_by_rows)
         similarity = images @ captions.T
@@ -112,15 +135,15 @@ class RowObjective(ABC):
         *,
         mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]:
-        """`value` where one exists, else `monitor`; in both cases `.backward()` delivers upstream x pair gradient."""
+        """`value` if the objective has one, else `monitor`. In both cases S.grad is upstream x pair gradient."""
         self.check_mined(mined)
         if positives is None and ignored is None and self.has_diagonal_form and similarity.numel():
             with without_autocast(similarity):
                 return self.diagonal_value(as_square(similarity))
         with torch.no_grad(), without_autocast(similarity):
             scalar, gradient = self._both_directions(as_rows(similarity, positives, ignored))
-        delivered: Tensor = _Deliver.apply(similarity, scalar, gradient)  # type: ignore[no-untyped-call]
-        return delivered
+        with_gradient: Tensor = _InjectGradient.apply(similarity, scalar, gradient)  # type: ignore[no-untyped-call]
+        return with_gradient
 
     def pair_gradient(
         self,
@@ -130,7 +153,7 @@ class RowObjective(ABC):
         *,
         mined: Float[Tensor, "pair 4"] | None = None,
     ) -> PairGradient:
-        """dL/dS, both directions: negative entries pull together, positive entries push apart."""
+        """dL/dS, sum of both directions: negative entries pull a pair together, positive entries push it apart."""
         i2t, t2i = self.pair_gradients(similarity, positives, ignored, mined=mined)
         return i2t + t2i
 
@@ -142,7 +165,7 @@ class RowObjective(ABC):
         *,
         mined: Float[Tensor, "pair 4"] | None = None,
     ) -> tuple[PairGradient, PairGradient]:
-        """The pair gradient of image queries and of caption queries, both image x caption."""
+        """The pair gradients of image queries (i2t) and of caption queries (t2i), both image x caption."""
         with torch.no_grad():
             i2t, t2i = self._directions(self.rows_of(similarity, positives, ignored, mined))
         return i2t.to(similarity.dtype), t2i.to(similarity.dtype)
@@ -155,7 +178,7 @@ class RowObjective(ABC):
         *,
         mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""] | None:
-        """The scalar whose gradient is the pair gradient, differentiable by autograd; None where none exists."""
+        """The loss whose gradient is the pair gradient, differentiable by autograd; None if no such loss exists."""
         if not self.has_value:
             return None
         return self._total(self.row_value, self.rows_of(similarity, positives, ignored, mined))
@@ -163,42 +186,29 @@ class RowObjective(ABC):
     def monitor(
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
-        """The hardest negative's hinge at margin 0.2, reduced like this objective: comparable across objectives."""
+        """Hinge with the hardest negative at margin 0.2 and this objective's reduction, to compare objectives."""
         return self._total(row_monitor, as_rows(similarity, positives, ignored))
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
-        """The scalar from tiles of S; its gradient, both directions and reduced, is added to `into`."""
-        raise ValueError(f"{self.name} needs the whole similarity at once and cannot be streamed")
+        """Compute the scalar from tiles of S, and add its reduced gradient of both directions to `into`."""
+        raise ValueError(f"{self.name} needs the dense similarity and cannot be streamed")
 
-    @property
-    def takes_mined(self) -> bool:
-        """Whether it is given offline members of every positive pair, and needs them."""
-        return False
-
-    def on_embeddings(self, embedded: Embedded, members: Members, streamed: bool) -> Float[Tensor, ""]:
-        """The scalar with offline members."""
-        raise ValueError(f"{self.name} takes no mined= members")
-
-    @property
-    def can_stream(self) -> bool:
-        return True
-
-    @property
-    def has_diagonal_form(self) -> bool:
-        """Whether there is a `diagonal_value`."""
-        return False
+    def on_embeddings(self, embedded: EmbeddedBatch, negatives: MinedEmbeddings, streamed: bool) -> Float[Tensor, ""]:
+        """The scalar with mined negatives."""
+        raise ValueError(f"{self.name} takes no mined= negatives")
 
     def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
-        """The value where the diagonal is positive, as a short formula: on a small batch autograd of it is quickest."""
-        raise ValueError(f"{self.name} has no form of its own for a diagonal of positives")
+        """The value if the positives are the diagonal: a short formula whose autograd is fastest on a small batch."""
+        raise ValueError(f"{self.name} has no formula for positives on the diagonal")
 
     def _streams(self, entries: int, paired_by_rows: bool) -> bool:
-        least = ONE_TILE + 1 if paired_by_rows and self.has_diagonal_form else STREAMED_FROM
-        return entries >= least and self.can_stream and not torch.compiler.is_compiling()
+        """Whether a batch of this size is streamed by default."""
+        threshold = TILE_ENTRIES + 1 if paired_by_rows and self.has_diagonal_form else MIN_STREAMED_ENTRIES
+        return entries >= threshold and self.can_stream and not torch.compiler.is_compiling()
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by name; for the catalogue, `tercet.objective(o.name, **o.settings) == o`."""
+        """All settings by name; for registered objectives, `tercet.objective(o.name, **o.settings) == o`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.init and field.kw_only}
 
     def __repr__(self) -> str:
@@ -211,17 +221,16 @@ class RowObjective(ABC):
     def rows_of(
         self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None, mined: Tensor | None
     ) -> Rows:
-        """What a caller gave, checked, with images as anchors."""
+        """Check the caller's input and return it with images as anchors."""
         self.check_mined(mined)
         return as_rows(similarity, positives, ignored, mined)
 
     def check_mined(self, mined: Any) -> None:
+        """Raise if mined negatives are missing, or given to an objective that does not use them."""
         if self.takes_mined and mined is None:
-            raise ValueError(
-                f"{self.name} needs mined=, offline members of its positive pairs: `tercet mine` finds them"
-            )
+            raise ValueError(f"{self.name} needs mined=, mined negatives of its positive pairs: run `tercet mine`")
         if mined is not None and not self.takes_mined:
-            raise ValueError(f"{self.name} takes no mined= members; off-tri, off-quin and aoq do")
+            raise ValueError(f"{self.name} takes no mined= negatives; off-tri, off-quin and aoq do")
 
     def _directions(self, rows: Rows) -> tuple[PairGradient, PairGradient]:
         if not rows.similarity.numel():
@@ -252,6 +261,7 @@ class RowObjective(ABC):
 
 
 def row_monitor(rows: Rows) -> Float[Tensor, " anchor"]:
+    """The monitor of each anchor before reduction."""
     return hinge_of_hardest(rows, MONITOR_MARGIN)
 
 
@@ -259,10 +269,10 @@ def _weights(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
     return query_weights(rows.positives.any(dim=1), reduction, rows.similarity.dtype)
 
 
-class _Deliver(torch.autograd.Function):
-    """A scalar whose backward is a given gradient, times whatever comes from upstream."""
+class _InjectGradient(torch.autograd.Function):
+    """A scalar whose backward returns upstream x a given gradient."""
 
-    # One method with ctx: a separate setup_context makes every call several times as long.
+    # forward takes ctx: a separate setup_context makes every call several times slower.
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, scalar: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
@@ -270,8 +280,8 @@ class _Deliver(torch.autograd.Function):
         return scalar.clone()
 
     @staticmethod
-    @once_differentiable  # G is a constant to it: a second derivative would be wrong, so there is none
+    @once_differentiable  # G is a constant here, so a second derivative would be wrong
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        # Scaled in the gradient's own precision and rounded once, to that of S.
+        # Scale in the precision of the gradient, then round once to the dtype of S.
         (gradient,) = ctx.saved_tensors
         return (upstream * gradient).to(ctx.dtype), None, None

@@ -1,4 +1,4 @@
-"""`sigmoid`: every pair is a yes-or-no question of its own (SigLIP)."""
+"""`sigmoid`: binary classification of every pair (SigLIP, Zhai et al., ICCV 2023)."""
 
 from dataclasses import dataclass
 
@@ -8,27 +8,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.masks import Rows
-from tercet.objectives.reduction import Reduction, weight_of_each
-from tercet.objectives.settings import require_numbers, require_positive
-from tercet.objectives.sides import both_sides
-from tercet.objectives.streaming import EmbeddingGradient
-from tercet.objectives.tiles import TiledSimilarity
-from tercet.objectives.weights import logistic
+from tercet.objectives.inputs import Reduction, Rows, logistic, require_numbers, require_positive, uniform_query_weight
+from tercet.objectives.streaming.accumulators import both_directions
+from tercet.objectives.streaming.autograd import EmbeddingGradient
+from tercet.objectives.streaming.tiles import TiledSimilarity
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Sigmoid(RowObjective):
     """L_ij = -log sigmoid(z_ij (S_ij / temperature + bias)), z = +1 for a positive pair and -1 for a negative.
 
-    Both directions see the same pairs, so each carries half: every pair counts once in a sum, and the mean of a
-    square batch is the published sum over pairs divided by the batch size.
-    A query without a negative still pulls its positives. All similarities equal: the bias alone decides.
+    Both directions contain the same pairs, so each has half the weight: with "sum" every pair counts once, and "mean"
+    of a square batch is the published loss, the sum over pairs divided by the batch size.
+    A query without a negative still pulls its positives. All similarities equal: the gradient depends on the bias.
 
     >>> similarity = torch.tensor([[1.0, 1.0]])  # 1 / 0.1 - 10 = 0
     >>> Sigmoid(reduction="sum").pair_gradients(similarity, torch.tensor([[True, False]]))[0]
     tensor([[-2.5000,  2.5000]])
     """
+
+    name = "sigmoid"
+    has_diagonal_form = True
 
     temperature: float = 0.1
     bias: float = -10.0
@@ -38,10 +38,6 @@ class Sigmoid(RowObjective):
         super().__post_init__()
         require_positive(self, "temperature")
         require_numbers(self, "bias")
-
-    @property
-    def name(self) -> str:
-        return "sigmoid"
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         sign = self._signs(rows)
@@ -53,34 +49,30 @@ class Sigmoid(RowObjective):
         log_right = F.logsigmoid(sign * (rows.similarity / self.temperature + self.bias))
         return -(log_right * sign.abs()).sum(dim=1) * self._share
 
-    @property
-    def has_diagonal_form(self) -> bool:
-        return True
-
     def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
         sign = torch.full_like(similarity, -1.0).fill_diagonal_(1.0)
         log_right = F.logsigmoid(torch.addcmul(self.bias * sign, similarity, sign, value=1 / self.temperature))
-        return -2 * self._share * weight_of_each(len(similarity), self.reduction) * log_right.sum()
+        return -2 * self._share * uniform_query_weight(len(similarity), self.reduction) * log_right.sum()
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
-        """One pass: what a pair gives depends on nothing but itself."""
-        images, captions = both_sides(tiles, self.reduction)
+        """One pass: the term of a pair depends on that pair only."""
+        images, captions = both_directions(tiles, self.reduction)
         scalar = tiles.pair_similarity.new_zeros(())
         for tile in tiles.walk(divided_by=self.temperature):
             z = tile.similarity.add_(self.bias)
             positive_z = tiles.pair_similarity[tile.pairs] + self.bias
             weights = self._share * (images.weights[tile.images, None] + captions.weights[tile.captions])
-            pair_weights = weights[tile.pair_places]
+            pair_weights = weights[tile.pair_positions]
             scalar -= (F.logsigmoid(-z) * weights).sum() + (F.logsigmoid(positive_z) * pair_weights).sum()
             if into is not None:
                 gradient = z.sigmoid_().mul_(weights)
-                gradient[tile.pair_places] = -logistic(-positive_z) * pair_weights
+                gradient[tile.pair_positions] = -logistic(-positive_z) * pair_weights
                 into.add_tile(tile.images, tile.captions, gradient.div_(self.temperature))
         return scalar
 
     @property
     def _share(self) -> float:
-        return 0.5 if self.reduction == "sum" else 1.0  # a mean halves each direction by itself
+        return 0.5 if self.reduction == "sum" else 1.0  # the mean already halves each direction
 
     def _signs(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         """+1 positive, -1 negative, 0 ignored."""

@@ -1,4 +1,7 @@
-"""`smooth-ap`: one minus average precision with soft ranks (Smooth-AP, Brown et al.; Eq. 5 to 8 of the study)."""
+"""`smooth-ap`: one minus average precision with soft ranks.
+
+Smooth-AP (Brown et al., ECCV 2020), as in Bleeker and de Rijke (ECIR 2022), Eq. 5 to 8, with gradient Eq. 12.
+"""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,13 +11,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.masks import Rows
-from tercet.objectives.reduction import Reduction
-from tercet.objectives.settings import require_positive
-from tercet.objectives.sides import both_sides
-from tercet.objectives.streaming import EmbeddingGradient
-from tercet.objectives.tiles import TiledSimilarity
-from tercet.objectives.weights import logistic
+from tercet.objectives.inputs import Reduction, Rows, logistic, require_positive
+from tercet.objectives.streaming.accumulators import both_directions
+from tercet.objectives.streaming.autograd import EmbeddingGradient
+from tercet.objectives.streaming.tiles import TiledSimilarity
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -24,14 +24,16 @@ class SmoothAP(RowObjective):
     R(i) = 1 + sum over other candidates j of sigmoid((S_j - S_i) / temperature); R+(i) counts positives only.
     With g_ij = sigmoid' / temperature, positive i alone gives dAP/dS_j = -R+(i) g_ij / R(i)^2 for a negative j,
     +(R(i) - R+(i)) g_ij / R(i)^2 for another positive j, and minus their sum for i itself.
-    Only negatives can lower R+/R: a query without a negative gives zero. All similarities equal: every g is 1/4.
+    A query without a negative gives zero, since R+ = R. All similarities equal: every sigmoid' is 1/4.
 
-    Memory is anchors x most positives of an anchor x candidates.
+    Memory: anchors x largest number of positives per anchor x candidates.
 
     >>> similarity = torch.tensor([[0.0, 0.0]])
     >>> SmoothAP(temperature=1.0, reduction="sum").pair_gradients(similarity, torch.tensor([[True, False]]))[0]
     tensor([[-0.1111,  0.1111]])
     """
+
+    name = "smooth-ap"
 
     temperature: float = 0.01
     reduction: Reduction = "mean"
@@ -39,10 +41,6 @@ class SmoothAP(RowObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "temperature")
-
-    @property
-    def name(self) -> str:
-        return "smooth-ap"
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         if torch.compiler.is_compiling():
@@ -60,8 +58,8 @@ class SmoothAP(RowObjective):
         slope = soft.above * (1 - soft.above) / self.temperature  # anchor slot candidate
         squared_rank = (soft.among_positives + soft.negatives_above).square()
         push = (soft.among_positives / squared_rank)[:, :, None] * rows.negatives[:, None, :]
-        give_way = (soft.negatives_above / squared_rank)[:, :, None] * rows.positives[:, None, :]
-        by_candidate = slope * (push - give_way) * soft.share[:, :, None]  # anchor slot candidate
+        yield_to_positive = (soft.negatives_above / squared_rank)[:, :, None] * rows.positives[:, None, :]
+        by_candidate = slope * (push - yield_to_positive) * soft.share[:, :, None]  # anchor slot candidate
         gradient = by_candidate.sum(dim=1)
         return gradient.scatter_add(1, soft.slots, -by_candidate.sum(dim=2))
 
@@ -76,27 +74,28 @@ class SmoothAP(RowObjective):
         return 1 - (soft.share * precision).sum(dim=1)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
-        """Some anchors at a time against all candidates, first images, then captions."""
+        """Blocks of anchors against all candidates, first for i2t, then for t2i."""
         scalar = tiles.pair_similarity.new_zeros(())
-        for side in both_sides(tiles, self.reduction):
-            direction = tiles if side.is_image else tiles.transposed()
-            positives = max(1, int(side.pair_count.max()))
-            height = max(1, tiles.side**2 // (positives * len(direction.captions)))
-            for top in range(0, len(side.weights), height):
-                anchors = slice(top, min(top + height, len(side.weights)))
-                rows = direction.complete_rows(anchors)
+        for direction in both_directions(tiles, self.reduction):
+            oriented = tiles if direction.image_anchors else tiles.transposed()
+            positives = max(1, int(direction.pair_count.max()))
+            height = max(1, tiles.tile_size**2 // (positives * len(oriented.captions)))
+            for top in range(0, len(direction.weights), height):
+                anchors = slice(top, min(top + height, len(direction.weights)))
+                rows = oriented.complete_rows(anchors)
                 values, gradient = self.row_scalar_and_gradient(rows)
-                scalar += (values * side.weights[anchors]).sum()
+                scalar += (values * direction.weights[anchors]).sum()
                 if into is not None:
-                    gradient.mul_(side.weights[anchors, None])
-                    everything = slice(0, len(direction.captions))
-                    if side.is_image:
-                        into.add_tile(anchors, everything, gradient)
+                    gradient.mul_(direction.weights[anchors, None])
+                    all_candidates = slice(0, len(oriented.captions))
+                    if direction.image_anchors:
+                        into.add_tile(anchors, all_candidates, gradient)
                     else:
-                        into.add_tile(everything, anchors, gradient.T)
+                        into.add_tile(all_candidates, anchors, gradient.T)
         return scalar
 
     def soft_ranks(self, rows: Rows) -> "SoftRanks":
+        """The soft ranks R+ and R of every positive of every anchor."""
         slots, is_filled = positive_slots(rows.positives)
         difference = rows.similarity[:, None, :] - rows.similarity.gather(1, slots)[:, :, None]
         others = torch.arange(rows.similarity.shape[1], device=slots.device) != slots[:, :, None]
@@ -109,7 +108,10 @@ class SmoothAP(RowObjective):
 
 
 class SoftRanks(NamedTuple):
-    """Slot k of an anchor is its k-th positive; an unfilled slot has share 0."""
+    """Slot k of an anchor is its k-th positive; a padding slot has share 0.
+
+    `above` is sigmoid((S_j - S_i) / temperature); R+ is `among_positives`, R is `among_positives + negatives_above`.
+    """
 
     slots: Int[Tensor, "anchor slot"]
     share: Float[Tensor, "anchor slot"]
@@ -121,14 +123,14 @@ class SoftRanks(NamedTuple):
 def positive_slots(
     positives: Bool[Tensor, "anchor candidate"],
 ) -> tuple[Int[Tensor, "anchor slot"], Bool[Tensor, "anchor slot"]]:
-    """The candidate index of every positive, padded to the most positives that an anchor has."""
+    """(candidate index of each slot, whether it is filled): the positives of each anchor, padded to equal number."""
     count = max(1, int(positives.sum(dim=1).max()))
     order = positives.to(torch.uint8).sort(dim=1, descending=True, stable=True)
     return order.indices[:, :count], order.values[:, :count].bool()
 
 
-# A compiled graph cannot depend on how many positives there are, and a slot for every candidate would be a cube: to the
-# compiler both results are one closed operation, inside which the lines above run as they do everywhere else.
+# Shapes in a compiled graph cannot depend on the number of positives, and one slot per candidate would need a tensor of
+# anchor x candidate x candidate. So the compiler sees one opaque operation, which runs the eager code above.
 @torch.library.custom_op("tercet::smooth_ap", mutates_args=())
 def _opaque(similarity: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     rows, objective = Rows(similarity, positives, negatives), SmoothAP(temperature=temperature)
@@ -140,7 +142,7 @@ def _shapes(similarity: Tensor, positives: Tensor, negatives: Tensor, temperatur
     return similarity.new_empty(len(similarity)), torch.empty_like(similarity)
 
 
-def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(output[1])
 
 
@@ -149,4 +151,4 @@ def _backward(ctx: Any, for_value: Tensor, for_gradient: Tensor | None) -> tuple
     return for_value[:, None] * gradient, None, None, None
 
 
-_opaque.register_autograd(_backward, setup_context=_keep_gradient)
+_opaque.register_autograd(_backward, setup_context=_save_gradient)

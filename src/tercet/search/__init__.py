@@ -1,1 +1,1 @@
-"""From a trained model to pictures found by words: index, query."""
+"""Image search: embed images into an index, query it by text or by image."""

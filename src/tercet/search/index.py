@@ -1,16 +1,14 @@
-"""An index on disk: vectors of pictures, what each is, and a store that finds the nearest.
+"""A search index on disk: image vectors, image metadata, and a nearest-neighbour store.
 
-    INDEX/index.json                 which model, which generation is the present one
-    INDEX/generation_000003/         items.jsonl, vectors.npy, the store's files, unreadable.txt; parts.npy of a model
-                                     that looks again
-    INDEX/unfinished/                what was embedded and is in no generation yet
+    INDEX/index.json                 manifest: the model, the current generation
+    INDEX/generation_000003/         items.jsonl, vectors.npy, the store's files, unreadable.txt; for models that
+                                     re-rank also parts.npy, the regions
+    INDEX/unfinished/                embedding cache of an interrupted update
 
-A generation is written whole before index.json names it: whoever reads sees the old one or the new one. What is
-embedded is kept batch by batch, so that a kill costs a batch, and nothing that is known is embedded again.
+Updates are atomic: a generation is complete before index.json names it, so readers see the old one or the new one.
+Embeddings are cached batch by batch: a kill costs one batch, and no image is embedded twice.
 """
 
-import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -22,22 +20,21 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from tercet.data.lines import read_json
-from tercet.data.pictures import Picture, PictureBytes, PictureFile, open_picture
-from tercet.data.whole import LOCK, alone
-from tercet.runs import write_safely
-from tercet.search.items import Item, checksum_of, printable, read_items, write_items
-from tercet.search.known import Known
-from tercet.search.looks import Kept
-from tercet.search.store import FaissStore, Kind, Store, recall_of
+from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
+from tercet.data.textio import read_json
+from tercet.search.embedding_cache import EmbeddingCache
+from tercet.search.metadata import Item, checksum_of, printable, read_items, write_items
+from tercet.search.two_stage import IndexedVectors
+from tercet.search.vector_store import FaissStore, Kind, Store, measure_recall
+from tercet.storage import LOCK, exclusive_lock, sync_file, write_json
 
-MANIFEST, ITEMS, VECTORS, PARTS = "index.json", "items.jsonl", "vectors.npy", "parts.npy"
+MANIFEST, ITEMS, VECTORS, REGIONS = "index.json", "items.jsonl", "vectors.npy", "parts.npy"
 UNREADABLE, UNFINISHED = "unreadable.txt", "unfinished"
-AT_ONCE = 32  # pictures embedded together, and kept together
+EMBED_BATCH_SIZE = 32  # images embedded, and cached, together
 
-Pictures = Mapping[str, tuple[Picture, tuple[str, ...]]]
-"""Place -> the picture and its captions, in the order of the index."""
-Embed = Callable[[list[Image.Image]], Kept]
+ImagesToIndex = Mapping[str, tuple[ImageSource, tuple[str, ...]]]
+"""Path -> (image, captions), in index order."""
+Embed = Callable[[list[Image.Image]], IndexedVectors]
 
 
 @dataclass(frozen=True)
@@ -47,202 +44,204 @@ class Index:
     items: list[Item]
     vectors: Float[np.ndarray, "item dim"]
     store: Store
-    parts: Float[np.ndarray, "item part part_dim"] | None = None
-    """Where the model looks again; on disk, read when asked for."""
+    regions: Float[np.ndarray, "item region region_dim"] | None = None
+    """Regions or visual tokens, for models that re-rank; memory-mapped."""
 
 
 @dataclass(frozen=True)
-class Updated:
-    """What an update did."""
+class IndexUpdate:
+    """What an update changed: image counts."""
 
     added: int
     changed: int
-    kept: int
+    unchanged: int
     removed: int
     unreadable: tuple[str, ...]
+    """One error message per image that could not be read."""
     recall: float | None
-    """Of HNSW's ten nearest; None for the exact store."""
+    """Recall of HNSW's ten nearest; None for the exact store."""
 
 
 def open_index(folder: str | Path) -> Index:
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
-        raise ValueError(f"{folder}: no index there; `tercet index` writes one")
-    manifest = _manifest(folder)
+        raise ValueError(f"{folder}: not an index (no {MANIFEST}); create one with `tercet index`")
+    manifest = _read_manifest(folder)
     try:
-        return _opened(folder, manifest)
+        return _open_generation(folder, manifest)
     except ValueError:
-        again = _manifest(folder)  # an update may have put a new generation in place of the one that was being read
-        if again["generation"] == manifest["generation"]:
+        current = _read_manifest(folder)  # an update may have replaced the generation while it was being read
+        if current["generation"] == manifest["generation"]:
             raise
-        return _opened(folder, again)
+        return _open_generation(folder, current)
 
 
-def _opened(folder: Path, manifest: dict[str, Any]) -> Index:
-    part = folder / manifest["generation"]
-    items, vectors, store = read_items(part / ITEMS), _rows(part / VECTORS), FaissStore.load(part)
-    parts = _rows(part / PARTS) if (part / PARTS).exists() else None
-    if not len(items) == len(vectors) == len(store) == len(vectors if parts is None else parts):
+def _open_generation(folder: Path, manifest: dict[str, Any]) -> Index:
+    generation = folder / manifest["generation"]
+    items, vectors = read_items(generation / ITEMS), _memory_map(generation / VECTORS)
+    store = FaissStore.load(generation)
+    regions = _memory_map(generation / REGIONS) if (generation / REGIONS).exists() else None
+    if not len(items) == len(vectors) == len(store) == len(vectors if regions is None else regions):
         raise ValueError(
-            f"{part}: {len(items)} items, {len(vectors)} vectors, {len(store)} in the store: it is damaged"
+            f"{generation}: damaged index: {len(items)} items, {len(vectors)} vectors, {len(store)} in the store"
         )
-    return Index(folder, manifest, items, vectors, store, parts)
+    return Index(folder, manifest, items, vectors, store, regions)
 
 
 def update_index(
     folder: Path,
-    pictures: Pictures,
+    image_files: ImagesToIndex,
     embed: Embed,
     model: dict[str, Any],
     *,
     kind: Kind | None = None,
     source: str | None = None,
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> Updated:
-    """Make the index hold these pictures and no others; only what is new or changed is embedded.
+) -> IndexUpdate:
+    """Make the index contain exactly these images; only new and changed ones are embedded.
 
-    `kind` is that of the index as it was, or flat, where none is named. `source` names the data set, for pictures that
-    are no files of their own.
+    `kind` defaults to that of the existing index, or flat. `source` is the dataset, for images that are not files of
+    their own. `advance(done, total)` reports progress.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
-        before = open_index(folder) if (folder / MANIFEST).is_file() else None
-        _check_own(folder)
-        kind = kind or (before.manifest["kind"] if before is not None else "flat")
-        if before is not None and before.manifest["model"]["weights"] != model["weights"]:
+    with exclusive_lock(folder):
+        existing = open_index(folder) if (folder / MANIFEST).is_file() else None
+        _check_folder(folder)
+        kind = kind or (existing.manifest["kind"] if existing is not None else "flat")
+        if existing is not None and existing.manifest["model"]["weights"] != model["weights"]:
             raise ValueError(
-                f"{folder} was made with {before.manifest['model']['path']}, another model: vectors of two models do "
-                "not go together; name another folder or remove this one"
+                f"{folder} was built with another model, {existing.manifest['model']['path']}: an index cannot mix the "
+                "vectors of two models; choose another folder or remove this one"
             )
-        old = {} if before is None else {item.path: item for item in before.items}
-        faults: dict[str, str] = {}
-        items = dict(_looked_at(pictures, old, faults))
-        known = Known(folder / UNFINISHED, model["weights"])
-        if before is not None:
-            known.add([item.checksum for item in before.items], Kept(before.vectors, before.parts))
-        todo = [place for place, item in items.items() if item.checksum not in known]
-        _embed(todo, items, pictures, embed, known, faults, advance)
-        kept = [item for place, item in items.items() if place not in faults]
-        if not kept:
-            raise ValueError(f"none of {len(pictures):,} pictures could be read{_first(faults)}")
-        recall = _write(folder, before, kept, known, faults, model, kind, source)
-        known.forget()
-    new = [item for item in kept if item.path not in old]
-    changed = [item for item in kept if item.path in old and old[item.path].checksum != item.checksum]
-    gone = [place for place in old if place not in {item.path for item in kept}]
-    return Updated(
-        len(new), len(changed), len(kept) - len(new) - len(changed), len(gone), tuple(faults.values()), recall
-    )
+        old_items = {} if existing is None else {item.path: item for item in existing.items}
+        errors: dict[str, str] = {}
+        items = dict(_scan(image_files, old_items, errors))
+        cache = EmbeddingCache(folder / UNFINISHED, model["weights"])
+        if existing is not None:
+            cache.add([item.checksum for item in existing.items], IndexedVectors(existing.vectors, existing.regions))
+        to_embed = [path for path, item in items.items() if item.checksum not in cache]
+        _embed(to_embed, items, image_files, embed, cache, errors, advance)
+        readable = [item for path, item in items.items() if path not in errors]
+        if not readable:
+            first_error = f"; first error: {next(iter(errors.values()))}" if errors else ""
+            raise ValueError(f"none of {len(image_files):,} images could be read{first_error}")
+        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, source)
+        cache.delete_files()
+    added = [item for item in readable if item.path not in old_items]
+    changed = [item for item in readable if item.path in old_items and old_items[item.path].checksum != item.checksum]
+    removed = old_items.keys() - {item.path for item in readable}
+    unchanged = len(readable) - len(added) - len(changed)
+    return IndexUpdate(len(added), len(changed), unchanged, len(removed), tuple(errors.values()), recall)
 
 
-def _check_own(folder: Path) -> None:
-    """What is nobody's business here is neither removed nor written beside."""
+def _check_folder(folder: Path) -> None:
+    """Reject a folder with files of others: nothing is deleted there or written next to them."""
     if (folder / MANIFEST).is_file():
         return
-    others = [
-        each.name for each in folder.iterdir() if each.name not in (LOCK, UNFINISHED) and not _is_generation(each)
+    foreign = [
+        path.name for path in folder.iterdir() if path.name not in (LOCK, UNFINISHED) and not _is_generation(path)
     ]
     batches = folder / UNFINISHED
     if batches.is_dir():
-        others += [f"{UNFINISHED}/{each.name}" for each in batches.iterdir() if not each.name.startswith("batch_")]
-    if others:
-        raise ValueError(f"{folder} holds no index but other things ({printable(others[0])}): name a folder of its own")
+        foreign += [f"{UNFINISHED}/{path.name}" for path in batches.iterdir() if not path.name.startswith("batch_")]
+    if foreign:
+        raise ValueError(
+            f"{folder} is not an index and is not empty (contains {printable(foreign[0])}): choose another folder"
+        )
 
 
 def _is_generation(path: Path) -> bool:
     return re.fullmatch(r"generation_\d{6}", path.name) is not None
 
 
-def _looked_at(pictures: Pictures, old: Mapping[str, Item], faults: dict[str, str]) -> Iterator[tuple[str, Item]]:
-    """Each with its checksum; a file that was not written to since is not read."""
-    for place, (picture, captions) in pictures.items():
-        stamp, before = _stamp(picture), old.get(place)
-        if before is not None and stamp is not None and stamp == (before.size, before.modified):
-            yield place, replace(before, captions=captions)
+def _scan(
+    image_files: ImagesToIndex, old_items: Mapping[str, Item], errors: dict[str, str]
+) -> Iterator[tuple[str, Item]]:
+    """Yield every readable image with its checksum. Files with the same size and modification time are not read."""
+    for path, (image_file, captions) in image_files.items():
+        stat, old = _size_and_mtime(image_file), old_items.get(path)
+        if old is not None and stat is not None and stat == (old.size, old.modified):
+            yield path, replace(old, captions=captions)
             continue
         try:
-            content = picture.content()
+            content = image_file.content()
         except ValueError as error:
-            faults[place] = str(error)
+            errors[path] = str(error)
             continue
-        yield place, Item(place, captions, len(content), stamp[1] if stamp else None, checksum_of(content))
+        yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content))
 
 
 def _embed(
-    todo: list[str],
+    to_embed: list[str],
     items: dict[str, Item],
-    pictures: Pictures,
+    image_files: ImagesToIndex,
     embed: Embed,
-    known: Known,
-    faults: dict[str, str],
+    cache: EmbeddingCache,
+    errors: dict[str, str],
     advance: Callable[[int, int], None],
 ) -> None:
-    advance(0, len(todo))
-    for start in range(0, len(todo), AT_ONCE):
-        opened: dict[str, Image.Image] = {}
-        for place in todo[start : start + AT_ONCE]:
+    advance(0, len(to_embed))
+    for start in range(0, len(to_embed), EMBED_BATCH_SIZE):
+        batch: dict[str, Image.Image] = {}
+        for path in to_embed[start : start + EMBED_BATCH_SIZE]:
             try:
-                item, content = _read_again(items[place], pictures[place][0])
-                items[place] = item
-                if item.checksum not in known and item.checksum not in opened:  # else the same under another name
-                    opened[item.checksum] = open_picture(PictureBytes(content, str(pictures[place][0])))
+                item, content = _read_again(items[path], image_files[path][0])
+                items[path] = item
+                if item.checksum not in cache and item.checksum not in batch:  # else a copy under another name
+                    batch[item.checksum] = open_image(ImageBytes(content, str(image_files[path][0])))
             except ValueError as error:
-                faults[place] = str(error)
-        if opened:
-            known.keep(list(opened), embed(list(opened.values())))
-        advance(min(start + AT_ONCE, len(todo)), len(todo))
+                errors[path] = str(error)
+        if batch:
+            cache.save(list(batch), embed(list(batch.values())))
+        advance(min(start + EMBED_BATCH_SIZE, len(to_embed)), len(to_embed))
 
 
-def _read_again(item: Item, picture: Picture) -> tuple[Item, bytes]:
-    """The bytes that are embedded, and the item with their checksum: a file may have changed since it was looked at."""
-    stamp, content = _stamp(picture), picture.content()
+def _read_again(item: Item, image_file: ImageSource) -> tuple[Item, bytes]:
+    """Return the bytes to embed, and the item with their checksum: the file may have changed since the scan."""
+    stat, content = _size_and_mtime(image_file), image_file.content()
     checksum = checksum_of(content)
     if checksum == item.checksum:
         return item, content
-    return replace(item, size=len(content), modified=stamp[1] if stamp else None, checksum=checksum), content
+    return replace(item, size=len(content), modified=stat[1] if stat else None, checksum=checksum), content
 
 
-def _write(
+def _write_generation(
     folder: Path,
-    before: Index | None,
+    existing: Index | None,
     items: list[Item],
-    known: Known,
-    faults: Mapping[str, str],
+    cache: EmbeddingCache,
+    errors: Mapping[str, str],
     model: dict[str, Any],
     kind: Kind,
     source: str | None,
 ) -> float | None:
-    """A generation, whole, then the word that it is the present one; the one before goes last."""
-    number = 1 if before is None else int(before.manifest["generation"].split("_")[1]) + 1
-    part = folder / f"generation_{number:06d}"
-    shutil.rmtree(part, ignore_errors=True)  # what a kill left behind
-    part.mkdir()
+    """Write a generation, then the manifest that names it, then delete the previous one. Return the recall of HNSW."""
+    number = 1 if existing is None else int(existing.manifest["generation"].split("_")[1]) + 1
+    generation = folder / f"generation_{number:06d}"
+    shutil.rmtree(generation, ignore_errors=True)  # left by a killed update
+    generation.mkdir()
     checksums = [item.checksum for item in items]
-    vectors = known.vectors(checksums)
+    vectors = cache.vectors(checksums)
     store = FaissStore.of(vectors, kind)
-    store.save(part)
-    np.save(part / VECTORS, vectors)
-    known.write_parts(part / PARTS, checksums)
-    write_items(part / ITEMS, items)
-    (part / UNREADABLE).write_text("".join(f"{printable(fault)}\n" for fault in faults.values()), encoding="utf-8")
-    recall = recall_of(store, vectors) if kind != "flat" else None
-    manifest = {"what": "index", "model": model, "generation": part.name, "kind": kind, "recall": recall}
+    store.save(generation)
+    np.save(generation / VECTORS, vectors)
+    cache.write_regions(generation / REGIONS, checksums)
+    write_items(generation / ITEMS, items)
+    unreadable = "".join(f"{printable(error)}\n" for error in errors.values())
+    (generation / UNREADABLE).write_text(unreadable, encoding="utf-8")
+    recall = measure_recall(store, vectors) if kind != "flat" else None
+    manifest = {"what": "index", "model": model, "generation": generation.name, "kind": kind, "recall": recall}
     manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
-    for file in part.iterdir():
-        _to_disk(file)  # before it is named: a power cut must not leave a name without its content
-    write_safely(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-    for old in folder.iterdir():
-        if _is_generation(old) and old != part:
-            shutil.rmtree(old, ignore_errors=True)
+    for file in generation.iterdir():
+        sync_file(file)
+    write_json(folder / MANIFEST, manifest)
+    for path in folder.iterdir():
+        if _is_generation(path) and path != generation:
+            shutil.rmtree(path, ignore_errors=True)
     return recall
 
 
-def _to_disk(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-
-
-def _rows(file: Path) -> np.ndarray:
+def _memory_map(file: Path) -> np.ndarray:
     try:
         rows: np.ndarray = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
@@ -250,23 +249,19 @@ def _rows(file: Path) -> np.ndarray:
     return rows
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("what") != "index" or "generation" not in manifest:
-        raise ValueError(f"{folder / MANIFEST}: not the manifest of an index")
+        raise ValueError(f"{folder / MANIFEST}: not an index manifest")
     return manifest
 
 
-def _stamp(picture: Picture) -> tuple[int, int] | None:
-    """Size and time of last writing of a file; None inside a data file."""
-    if not isinstance(picture, PictureFile):
+def _size_and_mtime(image_file: ImageSource) -> tuple[int, int] | None:
+    """Return (bytes, modification time in ns) of a file; None for an image inside a data file."""
+    if not isinstance(image_file, ImageFile):
         return None
     try:
-        found = picture.path.stat()
+        stat = image_file.path.stat()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
-
-
-def _first(faults: Mapping[str, str]) -> str:
-    return f"; the first: {next(iter(faults.values()))}" if faults else ""
+    return stat.st_size, stat.st_mtime_ns

@@ -1,4 +1,4 @@
-"""What `tercet index`, `tercet search` and `tercet serve` can be told. Imports nothing heavy: help is quick."""
+"""Settings of `tercet index`, `tercet search` and `tercet serve`. Imports nothing heavy, so that --help is fast."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,58 +9,56 @@ import tyro
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Embed pictures with a trained model and write an index that `tercet search` looks into.
+    """Embed images with a trained model and write a search index.
 
-    Called again it brings the index up to date: new and changed pictures are embedded, those that are gone leave it.
-    Stopped at any moment it goes on where it was; the index is the old one until the new one is whole.
+    Running it again updates the index: new and changed images are embedded, deleted ones are removed. An interrupted
+    update resumes at the next batch; the old index stays in use until the new one is complete.
     """
 
     model: tyro.conf.Positional[Path]
-    """A run or a saved model that reads pictures."""
+    """Run folder or saved model that takes images."""
     images: str = "."
-    """A folder of pictures (with those below it), or a data set that `tercet data inspect` knows, with its captions."""
+    """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions."""
     splits: tuple[str, ...] = ()
-    """Only these splits of a data set; all if none is named."""
+    """Splits of a dataset to index; all if none is given."""
     out: Path = Path("index")
-    """The folder of the index."""
+    """Index folder."""
     kind: Literal["flat", "hnsw"] | None = None
-    """flat finds exactly; hnsw is quicker from about a million pictures on and misses a few: its recall is printed.
-    That of the index as it was, or flat, if none is named."""
+    """flat: exact; hnsw: approximate, faster from 1M images, prints recall. None: as the existing index, or flat."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Find pictures by words, or by another picture."""
+    """Search an index by text or by image."""
 
     index: tyro.conf.Positional[Path]
-    """A folder that `tercet index` wrote."""
+    """Index folder written by `tercet index`."""
     query: tyro.conf.Positional[str | None] = None
-    """Words: "two dogs in snow"."""
+    """Query text, for example "two dogs in snow"."""
     image: Path | None = None
-    """A picture to search by, in place of words."""
+    """Query image, instead of a text."""
     k: int = 10
-    """How many results."""
+    """Number of results."""
     json: bool = False
     """Print JSON instead of a table."""
     model: Path | None = None
-    """Where the model of the index lies, if it was moved."""
+    """Path of the index's model, if it was moved."""
 
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """A page to search pictures, compare models, watch runs and try objectives; with an HTTP API (/openapi.json).
+    """Serve a web page (image search, model comparison, runs, objectives) and an HTTP API (/openapi.json).
 
-    It answers this machine alone unless --host says otherwise. An index that was brought up to date is seen after a
-    restart.
+    Listens on this machine only, unless --host is set. Restart the server after updating an index.
     """
 
     indexes: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Folders that `tercet index` wrote; two or three of the same pictures can be compared."""
+    """Index folders written by `tercet index`; two or three over the same images can be compared."""
     runs: Path = Path("runs")
-    """Folder of runs and comparisons to show."""
+    """Folder with the runs and comparisons to show."""
     host: str = "127.0.0.1"
-    """Where to listen; 0.0.0.0 lets other machines in."""
+    """Address to listen on; 0.0.0.0 accepts connections from other machines."""
     port: int = 8765
-    """0 takes any that is free."""
+    """Port to listen on; 0 picks a free one."""
     token: str | None = None
-    """A word that visitors must show: it is part of the link that is printed."""
+    """Access token that clients must send; the printed link contains it."""

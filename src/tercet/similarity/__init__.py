@@ -1,24 +1,30 @@
-"""Embeddings -> S, larger is closer. Pure."""
+"""Similarity functions: embeddings -> S, larger is closer. Stateless, without learned parameters."""
 
-from tercet.similarity.blocks import by_blocks
-from tercet.similarity.compared import Compared, compared, compared_by_products
+from jaxtyping import Float
+from torch import Tensor
+
+from tercet.similarity.blockwise import PairScorer, blockwise_similarity, dot_product_scorer, pair_scorer
 from tercet.similarity.cross_attention import CrossAttention
-from tercet.similarity.ordering import order, order_of_pairs
-from tercet.similarity.parts import Parts, joined, padded_with_zeros
-from tercet.similarity.products import dot_products
-from tercet.similarity.ragged import Ragged
+from tercet.similarity.order_embedding import order, order_of_pairs
+from tercet.similarity.padded_sets import PaddedSets, RaggedSets, concat_padded, zero_pad
+from tercet.types import Similarity
 
 __all__ = [
-    "Compared",
     "CrossAttention",
-    "Parts",
-    "Ragged",
-    "by_blocks",
-    "compared",
-    "compared_by_products",
+    "PaddedSets",
+    "PairScorer",
+    "RaggedSets",
+    "blockwise_similarity",
+    "concat_padded",
+    "dot_product_scorer",
     "dot_products",
-    "joined",
     "order",
     "order_of_pairs",
-    "padded_with_zeros",
+    "pair_scorer",
+    "zero_pad",
 ]
+
+
+def dot_products(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> Similarity:
+    """Dot products of all images with all captions; cosines if both are L2-normalized."""
+    return images @ captions.T

@@ -1,1 +1,1 @@
-"""Settings -> weights: the step, the loop around it, checkpoints, run folders."""
+"""Settings -> weights: the training step, the loop, checkpoints, and the commands that run models over a split."""

@@ -1,7 +1,7 @@
-"""All that an exact resume needs, on disk, whole or not at all.
+"""Checkpoints for an exact resume, written atomically.
 
-`state/step_00000200.pt` holds tensors and plain numbers; the `.json` beside it, written last, holds its checksum. The
-newest two are kept: a torn or damaged one is passed over, and the one before it is taken.
+`state/step_00000200.pt` holds tensors and plain numbers; the `.json` next to it, written last, holds its checksum. The
+newest two are kept: if the newest is incomplete or damaged, the one before it is used.
 """
 
 import hashlib
@@ -14,45 +14,45 @@ from typing import Any
 
 import torch
 
-from tercet.runs import write_safely
+from tercet.storage import atomic_write
 
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 State = dict[str, Any]
 
 
 def save_state(folder: Path, step: int, state: State) -> None:
-    """Safely on disk when it returns: a power cut after it loses nothing."""
+    """Write a checkpoint. It is synced to disk on return: a power cut afterwards loses nothing."""
     content = io.BytesIO()
     torch.save(state, content)
     data = content.getvalue()
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"step_{step:08d}.pt"
-    seal = {"step": step, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    write_safely(file, data)
-    write_safely(file.with_suffix(".json"), json.dumps(seal).encode())
-    for old in _sealed(folder)[KEPT:]:
+    manifest = {"step": step, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    atomic_write(file, data)
+    atomic_write(file.with_suffix(".json"), json.dumps(manifest).encode())
+    for old in _checkpoints(folder)[KEPT_CHECKPOINTS:]:
         old.with_suffix(".json").unlink(missing_ok=True)
         old.unlink(missing_ok=True)
 
 
-def newest_state(folder: Path, say: Callable[[str], None], fault: Callable[[State], str | None]) -> State | None:
-    """Of the newest good checkpoint; what is passed over is named. `fault` says why a state cannot be gone on from."""
-    for file in _sealed(folder):
+def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[State], str | None]) -> State | None:
+    """Return the newest valid checkpoint, if any; skipped ones are logged. `error_in` says why a state is unusable."""
+    for file in _checkpoints(folder):
         try:
-            seal = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+            manifest = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             data = file.read_bytes()
-            if hashlib.sha256(data).hexdigest() != seal["sha256"]:
-                raise ValueError("its checksum is another")
+            if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+                raise ValueError("checksum mismatch")
             state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-            why = fault(state)
-            if why is not None:
-                raise ValueError(why)
+            message = error_in(state)
+            if message is not None:
+                raise ValueError(message)
             return state
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-            say(f"passed over a damaged checkpoint, {file.name}: {error}")
+            log(f"skipping damaged checkpoint {file.name}: {error}")
     return None
 
 
-def _sealed(folder: Path) -> list[Path]:
-    """Newest first."""
-    return sorted((seal.with_suffix(".pt") for seal in folder.glob("step_*.json")), reverse=True)
+def _checkpoints(folder: Path) -> list[Path]:
+    """Newest first; only those whose manifest exists."""
+    return sorted((manifest.with_suffix(".pt") for manifest in folder.glob("step_*.json")), reverse=True)

@@ -1,29 +1,32 @@
-"""What a training run can be told. Imports nothing heavy: `--help` must be quick."""
+"""Settings of `tercet train`, `tercet evaluate` and `tercet mine`. The docstrings of the fields are the `--help` texts.
+
+Imports nothing heavy: `--help` must be fast.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from tercet.training.kinds import as_kept, flag
+from tercet.names import coerce, flag, suggest
+from tercet.recipes import training_values
 
 
-def named_values(given: Sequence[str]) -> dict[str, Any]:
-    """`joint_dim=512 kind=mlp` as a dict; values are read as JSON where they can be."""
-    found = {}
-    for item in given:
-        name, sign, value = item.partition("=")
-        if not sign or not name:
+def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
+    """Parse `embed_dim=512 kind=mlp` into a dict. Values are parsed as JSON, and kept as text where that fails."""
+    overrides = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
             raise ValueError(f"expected name=value, got {item!r}")
         try:
-            found[name] = json.loads(value)
+            overrides[name] = json.loads(value)
         except json.JSONDecodeError:
-            found[name] = value
-    return found
+            overrides[name] = value
+    return overrides
 
 
 NamedValues = Annotated[
@@ -31,7 +34,7 @@ NamedValues = Annotated[
     tyro.constructors.PrimitiveConstructorSpec(
         nargs="*",
         metavar="NAME=VALUE ...",
-        instance_from_str=named_values,
+        instance_from_str=parse_overrides,
         is_instance=lambda instance: isinstance(instance, dict),
         str_from_instance=lambda instance: [f"{name}={json.dumps(value)}" for name, value in instance.items()],
     ),
@@ -41,252 +44,401 @@ Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """Train a retrieval model with one objective; keep the weights that are best on validation.
+    """Train a retrieval model with one objective; the weights with the best validation metric are saved.
 
-    Finished runs are kept in run folders and never repeated. Stop at any moment, even by pulling the plug, and call
-    again: it goes on where it was, and ends with the very same weights.
+    Each run has its own folder, named by a hash of its settings and data; a finished run is never trained again. An
+    interrupted run (Ctrl-C, kill -9, power cut) resumes from its last checkpoint when the command is run again, and
+    ends with bit-identical weights.
     """
 
     data: str = "scenes"
-    """A file or folder that `tercet data inspect` knows; or scenes, the generated world (scenes:500 for fewer)."""
+    """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes, the generated dataset
+    (scenes:500 for 500 training images)."""
     model: str = "heads"
-    """A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip) or a published recipe (vsepp-f30k,
-    scan-t2i-coco, ...)."""
+    """A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip) or a recipe (vsepp-f30k, scan-t2i-coco,
+    ...). A recipe changes the defaults of the other settings: see `--model NAME --help`."""
     objective: str = "triplet-sh"
-    """A name of the catalogue, or your own as path/to/mine.py:function."""
+    """Training objective by name, or your own as path/to/file.py:function."""
     seed: int = 0
-    """Of everything that is random. Equal settings and an equal seed give equal weights."""
+    """Random seed of initial weights, batch order and augmentation. Equal settings and seed give equal weights."""
 
     model_settings: NamedValues = field(default_factory=dict)
-    """Settings of the model, such as joint_dim=512."""
+    """Model settings, for example embed_dim=512."""
     objective_settings: NamedValues = field(default_factory=dict)
-    """Settings of the objective, such as temperature=0.05."""
-    start_from: str | None = None
-    """A run or saved model whose weights are the first ones: the second stage of VSE++."""
+    """Objective settings, for example temperature=0.05."""
+    init_from: str | None = None
+    """Run folder or saved model to initialize the weights from, for example the first stage of VSE++."""
 
     features: str | None = None
-    """Which features: {split}_{features}.npy of a precomp folder (default ims), or regions of scenes."""
+    """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
     images: Path | None = None
-    """Folder of image files, where it is not found beside the data."""
+    """Folder of the image files, if it is not next to the dataset."""
     train_split: str = "train"
-    """train+restval joins two, as COCO's users do."""
+    """Training split; + joins splits: train+restval is common for COCO."""
     validation_split: str = "val"
-    """Chooses the best weights. Where the data has none, the last ones are kept."""
+    """Split that selects the best epoch. If the dataset has none, the weights of the last epoch are saved."""
     test_split: str = "test"
-    """Evaluated once, at the end, with the chosen weights."""
+    """Split evaluated once, after training, with the selected weights."""
 
     epochs: int = 12
-    """Passes over the training captions; with --captions-each, over the training images."""
+    """Number of epochs. One epoch is one pass over the training captions (with --captions-per-image: images)."""
     epoch_steps: int | None = None
-    """So many steps make an epoch, over as many passes as it takes: what makes runs with other batches comparable.
-    None for one pass."""
+    """Steps per epoch, over as many passes as needed: gives runs with different batches equal step counts. None: one
+    pass per epoch."""
     batch_size: int = 128
-    """Pairs of a step; with --captions-each, images of a step."""
-    captions_each: int | None = None
-    """So many captions of each image in a step, for objectives that rank several positives; None pairs them singly."""
+    """Image-caption pairs per batch; with --captions-per-image, images per batch."""
+    captions_per_image: int | None = None
+    """Captions per image in a batch, for objectives that rank several positives. None: batches of single pairs."""
     positives: Literal["ids", "diagonal"] = "ids"
-    """diagonal: an image met twice in a batch is a negative of its own other caption, as in the published programs."""
+    """Which pairs of a batch are positives. ids: all captions of an image. diagonal: only row i with column i, so that
+    an image drawn twice is a negative of its own other caption, as in the published code."""
     ignore_equal_text: bool = False
-    """A caption that stands word for word under another image too is no negative of that image."""
+    """Ignore a pair (neither positive nor negative) if the caption has the same text as a caption of the image."""
     drop_regions: float = 0.0
-    """Share of regions left out of an image while training: size augmentation."""
+    """Size augmentation: fraction of an image's regions to drop during training."""
     drop_words: float = 0.0
-    """Share of words altered or left out of a caption while training."""
+    """Size augmentation: fraction of a caption's words to mask, replace or drop during training."""
     crop: Literal["none", "area", "half", "sides"] = "none"
-    """Random parts of pictures while training, half of them mirrored, for models of pixels: area as in VSE++ (8 to
-    100 % of it), half as in X-VLM (50 to 100 % of it), sides as in VSE-infinity (60 to 100 % of both)."""
+    """Random crop with horizontal flip, for models that read pixels. area: 8-100 % of the area (VSE++); half: 50-100 %
+    of the area (X-VLM); sides: 60-100 % of each side (VSE-infinity)."""
 
-    picture_side: int = 224
-    """Pixels of a side of the square that a model of pixels sees."""
-    warp: bool = False
-    """The whole picture is warped to the square; otherwise its middle is cut out."""
+    image_size: int = 224
+    """Side of the square input image in pixels, for models that read pixels."""
+    squash: bool = False
+    """Resize the whole image to a square, ignoring its aspect ratio, instead of a center crop."""
 
-    first_objective: str | None = None
-    """Trains the first epochs in place of the objective: triplet, which uses all negatives, where the hardest ones
-    alone would collapse the model."""
-    first_epochs: int = 1
-    """How many epochs the first objective gets."""
+    warmup_objective: str | None = None
+    """Objective of the first epochs, for example triplet (all negatives) if the hardest negatives cause collapse."""
+    warmup_objective_epochs: int = 1
+    """Number of epochs with --warmup-objective."""
     caption_weight: float = 0.0
-    """Weight of the caption decoder's loss, for VSRN with captioner."""
-    match_weight: float = 0.0
-    """Weight of the loss of matching pairs with hard negatives, for X-VLM."""
+    """Weight of the captioning loss (VSRN with captioner=true)."""
+    itm_weight: float = 0.0
+    """Weight of the image-text matching loss with hard negatives (X-VLM)."""
     objective_weight: float = 1.0
-    """Weight of the objective itself, beside a second loss."""
+    """Weight of the objective relative to the captioning or matching loss."""
 
     round: Literal[1, 2] = 1
-    """2: the second round of AOQ, with the values of its recipe where nothing else is asked for; it needs --mined.
-    From random weights as released, or with --start-from from those of the first round."""
+    """2: second round of AOQ with mined negatives; uses the recipe's second-round defaults and needs --mined. Starts
+    from random weights, as in the released code, or from --init-from."""
     mined: str | None = None
-    """A table that `tercet mine` wrote of the training split, or a folder with the authors' lists: for off-tri,
-    off-quin and aoq, or with --mined-as-candidates."""
+    """Hard negatives of the training split: a folder written by `tercet mine`, or the AOQ authors' lists. Used by
+    off-tri, off-quin and aoq, or by any objective with --mined-as-candidates."""
     mined_top: int = 300
-    """Captions of an image's list that are drawn from; of a caption's images so many fewer as there are fewer."""
+    """Draw mined negatives from the top N captions of an image's list, and from a proportional part of a caption's
+    list of images."""
     mined_draw: Literal["uniform", "normal", "similarity"] = "uniform"
-    """How: all alike, rather the middle of the list, or rather the most similar."""
+    """Sampling distribution over the list: uniform, Gaussian around the middle, or softmax of similarity."""
     mined_as_candidates: bool = False
-    """Mined images and captions are further rows and columns of S, for any other objective of a dual encoder."""
+    """Append mined images and captions to the batch as additional negatives; works with any other objective of a dual
+    encoder."""
     mine_every: int | None = None
-    """Mine again with the weights of the moment after every so many epochs."""
+    """Mine the training split again with the current weights every N epochs. None: never."""
 
     optimizer: Literal["adamw", "adam"] = "adamw"
-    """adam adds --weight-decay to the gradient, adamw takes it off the weights."""
+    """adamw: decoupled weight decay; adam: weight decay is added to the gradient (L2 penalty)."""
     learning_rate: float = 1e-3
-    """The peak, the same for every objective and chosen by no result."""
+    """Peak learning rate. The default is the same for every objective and was not tuned on any result."""
     weight_decay: float = 0.01
-    """How strongly weights are drawn to 0."""
-    decay_vectors: bool = True
-    """Draw biases and the factors of norms to 0 too; X-VLM does not."""
-    second_beta: float = 0.999
-    """How long Adam remembers the size of gradients."""
-    part_rates: NamedValues = field(default_factory=dict)
-    """Factors on the learning rate of parts by the beginning of their name, such as backbone=0.01."""
+    """Weight decay."""
+    decay_norm_and_bias: bool = True
+    """Also decay biases and norm gains."""
+    adam_beta2: float = 0.999
+    """Adam beta2."""
+    lr_multipliers: NamedValues = field(default_factory=dict)
+    """Learning-rate multipliers by parameter name prefix, for example backbone=0.01."""
     schedule: Literal["cosine", "linear", "steps", "constant"] = "cosine"
-    """cosine and linear fall to 0 at the end; steps multiplies by --decay at each of --decay-epochs."""
-    warm_up_epochs: float = 1.0
-    """The learning rate rises for so long."""
+    """Learning-rate schedule after warmup. cosine, linear: decay to 0; steps: multiply by --decay at --decay-epochs."""
+    warmup_epochs: float = 1.0
+    """Linear learning-rate warmup, in epochs."""
     decay_epochs: Annotated[tuple[int, ...], tyro.conf.arg(metavar="EPOCH ...")] = ()
-    """Epochs, counted from 0, from which on the learning rate is multiplied by --decay once more."""
+    """Epochs, counted from 0, at whose start --schedule steps multiplies the learning rate by --decay."""
     decay: float = 0.1
-    """The factor at each of --decay-epochs."""
-    clip: float | None = 2.0
-    """Largest norm of the gradient of all weights together; None for no limit."""
-    accumulate: int = 1
-    """Batches whose gradients are averaged into one step. Negatives come from each batch alone: see --grad-cache."""
+    """Learning-rate factor of --schedule steps."""
+    grad_clip: float | None = 2.0
+    """Gradient clipping: maximum norm over all parameters. None: no clipping."""
+    grad_accum_steps: int = 1
+    """Batches per optimizer step; gradients are averaged. Negatives come from the same batch only: see --grad-cache."""
     frozen: Names = ()
-    """Parts that are not trained, by the beginning of their name."""
-    thaw_epoch: int = 0
-    """The backbone is frozen before this epoch."""
+    """Parameters not to train, by name prefix."""
+    unfreeze_epoch: int = 0
+    """Keep the backbone frozen before this epoch."""
     ramp_epoch: int | None = None
-    """Through this epoch the gradient grows from 0 to its full size: the backbone's warm-up of VSE-infinity."""
+    """Epoch in which gradients are scaled linearly from 0 to 1: the backbone warmup of VSE-infinity. None: never."""
 
     grad_cache: int | None = None
-    """Encode so many items at a time and get the exact gradient of the whole batch: for batches beyond memory."""
+    """GradCache: encode N items at a time with the exact gradient of the whole batch, for batches that do not fit into
+    memory. None: off."""
     precision: Literal["float32", "bf16", "float64"] = "float32"
-    """bf16 encodes in mixed precision; similarities and gradients on them stay float32."""
+    """bf16: encoders run in mixed precision, similarities and their gradients stay in float32."""
     compile: bool = False
-    """Compile the encoders. Results differ in the last digits."""
+    """Compile the encoders with torch.compile. Results differ in the last digits."""
 
-    select: str = "rsum"
-    """The metric on validation that chooses the weights; several joined by + are added: i2t_r1+t2i_r1."""
+    select_metric: str = "rsum"
+    """Validation metric that selects the best epoch; + adds metrics: i2t_r1+t2i_r1."""
     cocos_every: int = 20
-    """Count contributing samples at every so manieth step; 0 for never."""
+    """Log contributing-sample counts every N steps; 0 disables."""
 
     config: Path | None = None
-    """A JSON or YAML file of settings, such as settings.json of a run; what is named beside it wins."""
+    """JSON or YAML file of settings, for example the settings.json of a run. Command-line flags override it."""
     runs: Path = Path("runs")
-    """Where run folders go."""
+    """Folder that holds the run folders."""
     resume: bool = True
-    """Go on with an unfinished run of the same settings; --no-resume begins anew."""
+    """Resume an unfinished run with the same settings; --no-resume discards it and starts over."""
     checkpoint_every: int = 200
-    """Steps between checkpoints; one is written after every epoch too."""
+    """Steps between checkpoints. One is also written after every epoch."""
     workers: int = 0
-    """Threads that make batches ahead."""
+    """Threads that prefetch batches; 0: no prefetching."""
     device: str | None = None
-    """cpu, cuda, cuda:1, ...; None takes cuda where there is one."""
+    """cpu, cuda, cuda:1, ... None: cuda if available, else cpu."""
     tensorboard: bool = False
-    """Also write what is in metrics.jsonl for TensorBoard, into the run folder."""
+    """Also write the content of metrics.jsonl as TensorBoard events to the run folder."""
 
     def __post_init__(self) -> None:
         _check(self)
 
 
-# How a run is carried out, not what it is: two runs that differ in these alone are the same run.
-CONDUCT = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
-NEED_A_TABLE = ("mined_as_candidates", "mine_every", "round", "mined_top", "mined_draw")
-WEIGHTS_OF_LOSSES = ("caption_weight", "match_weight", "objective_weight")
-KNOWN = [item.name for item in fields(TrainSettings)]
-WHOLE = {"epochs": 1, "batch_size": 2, "accumulate": 1, "checkpoint_every": 1, "workers": 0, "cocos_every": 0}
-WHOLE |= {
-    "captions_each": 1,
+# How a run is executed, not what it computes: two runs that differ only in these are the same run.
+EXECUTION_SETTINGS = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
+NEEDS_MINED = ("mined_as_candidates", "mine_every", "round", "mined_top", "mined_draw")
+LOSS_WEIGHTS = ("caption_weight", "itm_weight", "objective_weight")
+SETTING_NAMES = [item.name for item in fields(TrainSettings)]
+MIN_VALUES = {
+    "epochs": 1,
+    "batch_size": 2,
+    "grad_accum_steps": 1,
+    "checkpoint_every": 1,
+    "workers": 0,
+    "cocos_every": 0,
+    "captions_per_image": 1,
     "epoch_steps": 1,
     "grad_cache": 1,
-    "picture_side": 1,
+    "image_size": 1,
     "seed": 0,
-    "thaw_epoch": 0,
+    "unfreeze_epoch": 0,
     "ramp_epoch": 0,
     "mined_top": 1,
     "mine_every": 1,
 }
+DERIVED_KEYS = (
+    "objective_source",
+    "warmup_source",
+    "init_checksum",
+    "mined_checksum",
+    "mined_again",
+    "learned_scale",
+    "pretrained",
+)  # keys of a run's settings.json that are not settings
 
 
-def settings_of(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSettings:
-    """Defaults, then what a recipe says, then what was asked for."""
+def train_settings(given: dict[str, Any]) -> TrainSettings:
+    """Resolve settings, later ones win: defaults, the model's recipe, the file `config`, `given`."""
+    if given.get("config") is not None:
+        given = read_config(Path(given["config"])) | given
+    model = given.get("model", "heads")
+    return make_settings(training_values(model, given.get("round", 1)) if isinstance(model, str) else {}, given)
+
+
+def make_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSettings:
+    """Resolve settings, later ones win: defaults, `recipe`, `given`."""
     for name in given:
-        if name not in KNOWN:
-            near = get_close_matches(name, KNOWN, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise ValueError(f"train has no setting {name!r}{hint}; it has: {', '.join(KNOWN)}")
-    # Those of the recipe are for its objective, and are looked at where the objective is made.
-    wanted = {name: value for name, value in recipe.items() if name != "objective_settings"} | dict(given)
-    if wanted.get("schedule", "steps") != "steps" and "decay_epochs" not in given:
-        wanted.pop("decay_epochs", None)  # they belong to the recipe's own schedule
-    kinds = get_type_hints(TrainSettings)
-    return replace(TrainSettings(), **{name: as_kept(name, value, kinds[name]) for name, value in wanted.items()})
+        if name not in SETTING_NAMES:
+            hint = suggest(name, SETTING_NAMES)
+            raise ValueError(f"train has no setting {name!r}{hint}; it has: {', '.join(SETTING_NAMES)}")
+    # The recipe's objective_settings belong to its objective: `objective_for` applies them.
+    values = {name: value for name, value in recipe.items() if name != "objective_settings"} | dict(given)
+    if values.get("schedule", "steps") != "steps" and "decay_epochs" not in given:
+        values.pop("decay_epochs", None)  # they belong to the recipe's own schedule
+    types = get_type_hints(TrainSettings)
+    return replace(TrainSettings(), **{name: coerce(name, value, types[name]) for name, value in values.items()})
+
+
+def defaults_for(arguments: Sequence[str]) -> TrainSettings:
+    """Return the defaults under a command line's --model and --config, so that --help shows the recipe's values."""
+    given: dict[str, Any] = {name: _value(arguments, f"--{name}") for name in ("model", "config", "schedule", "mined")}
+    if _value(arguments, "--round") == "2" and not {"-h", "--help"} & set(arguments):
+        given["round"] = 2  # raises here if neither the command line nor --config names a table
+    return train_settings({name: value for name, value in given.items() if value is not None})
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Read settings from JSON or YAML, for example the settings.json of a run."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix in (".yaml", ".yml"):
+            import yaml  # type: ignore[import-untyped]
+
+            content = yaml.safe_load(text)
+        else:
+            content = json.loads(text)
+    except ImportError as error:
+        raise ValueError(f"{file}: reading YAML needs a package: pip install pyyaml; JSON needs none") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from error
+    except Exception as error:  # PyYAML's own exceptions: the file is invalid
+        raise ValueError(f"{file}: not valid YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file}: expected a mapping of setting names to values, got {type(content).__name__}")
+    if content.get("learned_scale"):  # the temperature of 1 next to a learned scale was not given by the user
+        content["objective_settings"] = {
+            name: value for name, value in content["objective_settings"].items() if name not in ("temperature", "bias")
+        }
+    return {name: value for name, value in content.items() if name not in DERIVED_KEYS}
 
 
 def identity_of(settings: TrainSettings) -> dict[str, Any]:
-    """What makes the run, ready for JSON."""
-    return {name: value for name, value in asdict(settings).items() if name not in CONDUCT} | {
+    """Return the settings that define the run, without those of its execution, ready for JSON."""
+    return {name: value for name, value in asdict(settings).items() if name not in EXECUTION_SETTINGS} | {
         "images": None if settings.images is None else str(settings.images)
     }
 
 
+def _value(arguments: Sequence[str], flag: str) -> str | None:
+    for position, argument in enumerate(arguments):
+        if argument == flag and position + 1 < len(arguments):
+            return arguments[position + 1]
+        if argument.startswith(f"{flag}="):
+            return argument.removeprefix(f"{flag}=")
+    return None
+
+
 def _check(settings: TrainSettings) -> None:
-    for name, least in WHOLE.items():
+    for name, minimum in MIN_VALUES.items():
         value = getattr(settings, name)
-        if value is not None and value < least:
-            raise ValueError(f"{flag(name)} must be a whole number of at least {least}, got {value!r}")
-    for name in ("learning_rate", "weight_decay", "warm_up_epochs", *WEIGHTS_OF_LOSSES):
+        if value is not None and value < minimum:
+            raise ValueError(f"{flag(name)} must be a whole number of at least {minimum}, got {value!r}")
+    for name in ("learning_rate", "weight_decay", "warmup_epochs", *LOSS_WEIGHTS):
         if not 0 <= getattr(settings, name) < float("inf"):
             raise ValueError(f"{flag(name)} must be a number of at least 0, got {getattr(settings, name)!r}")
-    _check_shares(settings)
-    if settings.clip is not None and not settings.clip > 0:
-        raise ValueError(f"--clip must be above 0, got {settings.clip}; --clip None is no limit")
-    if not 0 <= settings.second_beta < 1:
-        raise ValueError(f"--second-beta must be at least 0 and below 1, got {settings.second_beta}")
+    _check_fractions(settings)
+    if settings.grad_clip is not None and not settings.grad_clip > 0:
+        raise ValueError(f"--grad-clip must be above 0, or None for no clipping, got {settings.grad_clip}")
+    if not 0 <= settings.adam_beta2 < 1:
+        raise ValueError(f"--adam-beta2 must be at least 0 and below 1, got {settings.adam_beta2}")
     if not 0 < settings.decay <= 1:
         raise ValueError(f"--decay must be above 0 and at most 1, got {settings.decay}")
     if settings.seed >= 2**63:
         raise ValueError(f"--seed must be below 2^63, got {settings.seed}")
-    _check_together(settings)
+    _check_combinations(settings)
     _check_mined(settings)
 
 
-def _check_shares(settings: TrainSettings) -> None:
-    for part, factor in settings.part_rates.items():
+def _check_fractions(settings: TrainSettings) -> None:
+    for prefix, factor in settings.lr_multipliers.items():
         if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
-            raise ValueError(f"--part-rates {part} must be a number of at least 0, got {factor!r}")
+            raise ValueError(f"--lr-multipliers {prefix} must be a number of at least 0, got {factor!r}")
     for name in ("drop_regions", "drop_words"):
         if not 0 <= getattr(settings, name) < 1:
-            raise ValueError(f"{flag(name)} must be a share from 0 to below 1, got {getattr(settings, name)!r}")
+            raise ValueError(
+                f"{flag(name)} must be a fraction of at least 0 and below 1, got {getattr(settings, name)!r}"
+            )
 
 
 def _check_mined(settings: TrainSettings) -> None:
     if settings.mined is None:
-        for name in NEED_A_TABLE:
+        for name in NEEDS_MINED:
             if getattr(settings, name) != TrainSettings.__dataclass_fields__[name].default:
-                raise ValueError(f"{flag(name)} needs --mined: `tercet mine` writes such a table")
+                raise ValueError(f"{flag(name)} needs --mined, a folder written by `tercet mine`")
     if settings.mined_as_candidates:
-        for name in ("caption_weight", "match_weight"):
+        for name in ("caption_weight", "itm_weight"):
             if getattr(settings, name):
-                raise ValueError(f"--mined-as-candidates does not go with {flag(name)}, which wants pairs row by row")
+                raise ValueError(f"--mined-as-candidates cannot be combined with {flag(name)}: it needs paired rows")
         if settings.positives == "diagonal":
-            raise ValueError("--mined-as-candidates goes by ids: --positives diagonal knows only rows")
+            raise ValueError("--mined-as-candidates needs --positives ids, got diagonal")
 
 
-def _check_together(settings: TrainSettings) -> None:
-    if settings.positives == "diagonal" and settings.captions_each is not None:
-        raise ValueError("--positives diagonal pairs captions singly; it does not go with --captions-each")
+def _check_combinations(settings: TrainSettings) -> None:
+    if settings.positives == "diagonal" and settings.captions_per_image is not None:
+        raise ValueError("--positives diagonal cannot be combined with --captions-per-image")
     if settings.decay_epochs and settings.schedule != "steps":
-        raise ValueError("--decay-epochs belong to --schedule steps")
+        raise ValueError(f"--decay-epochs needs --schedule steps, got {settings.schedule}")
     if settings.schedule == "steps" and list(settings.decay_epochs) != sorted(set(settings.decay_epochs)):
-        raise ValueError(f"--decay-epochs must ascend, got {settings.decay_epochs}")
-    if settings.grad_cache is not None and (settings.caption_weight or settings.match_weight):
+        raise ValueError(f"--decay-epochs must be strictly ascending, got {settings.decay_epochs}")
+    if settings.grad_cache is not None and (settings.caption_weight or settings.itm_weight):
         raise ValueError(
-            "--grad-cache encodes images and captions apart: neither the caption decoder nor matching can be trained "
-            "with it"
+            "--grad-cache cannot be combined with --caption-weight or --itm-weight: it encodes images and captions "
+            "separately"
         )
     if settings.validation_split == settings.test_split:
-        raise ValueError(f"--validation-split and --test-split are both {settings.test_split}: test never chooses")
-    if settings.first_objective is not None and settings.first_epochs < 1:
-        raise ValueError("--first-objective needs --first-epochs of at least 1")
+        raise ValueError(
+            f"--validation-split and --test-split must differ, got {settings.test_split} for both: weights are never "
+            "selected on test"
+        )
+    if settings.warmup_objective is not None and settings.warmup_objective_epochs < 1:
+        raise ValueError(
+            f"--warmup-objective needs --warmup-objective-epochs of at least 1, got {settings.warmup_objective_epochs}"
+        )
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """Evaluate trained models on a split: the rank of every positive and the metrics of a protocol.
+
+    Several models form an ensemble: their similarities are averaged. Writes the metrics and everything they depend on
+    as JSON, and the rank of every positive as ranks.npz.
+    """
+
+    models: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN|MODEL ...")]]
+    """Run folders or saved models."""
+    data: str
+    """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes."""
+    protocol: Literal["flickr-1k", "coco-5k", "coco-1k", "eccv-caption", "cxc", "custom"] = "custom"
+    """Evaluation protocol. custom accepts any split; the others check that the split is theirs."""
+    split: str = "test"
+    """Split to evaluate. The 5,000 test images of COCO are often called testall."""
+    rerank: int | None = None
+    """Re-rank the top K candidates of each query with X-VLM's matching head; published: 256 on COCO, 128 on Flickr30K.
+    None: no re-ranking."""
+    ties: Literal["against", "expected", "optimistic"] = "against"
+    """Rank of a positive among negatives of equal similarity. against: last, so that a collapsed model scores 0;
+    expected: mean over all orders; optimistic: first."""
+    features: str | None = None
+    """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
+    images: Path | None = None
+    """Folder of the image files, if it is not next to the dataset."""
+    explain_legacy: bool = False
+    """Also print the numbers the original scripts would print, and how they differ."""
+    out: Path = Path("evaluations")
+    """Output folder."""
+
+
+@dataclass(frozen=True)
+class MineSettings:
+    """Mine the hardest negatives of a whole training split with a trained model, for `tercet train --mined`.
+
+    Writes the most similar captions of every image and the most similar images of every caption, without positives. An
+    interrupted run resumes when the command is run again. Filters of false negatives are off by default, as published;
+    mined.json counts what each filter removed.
+    """
+
+    model: tyro.conf.Positional[Path]
+    """Run folder or saved model."""
+    data: str = "scenes"
+    """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes."""
+    out: Path | None = None
+    """Output folder. None: mined/<name of the model folder>."""
+    split: str = "train"
+    """Split to mine; + joins splits: train+restval is common for COCO."""
+    features: str | None = None
+    """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
+    images: Path | None = None
+    """Folder of the image files, if it is not next to the dataset."""
+
+    top_captions: int = 2000
+    """Captions to keep per image."""
+    top_images: int = 400
+    """Images to keep per caption."""
+    shortlist: Path | None = None
+    """Mined folder of another model: re-rank its lists instead of comparing all pairs, which is slow with
+    cross-attention."""
+
+    filter_skip_top: int = 0
+    """Skip the top N ranks of every list."""
+    filter_near_duplicates: bool = False
+    """Skip captions that share at least 80 % of their words with a caption of the image."""
+    filter_known: bool = False
+    """Skip pairs that the dataset marks as matching although they are not paired (scenes has such labels)."""
+    filter_pairs: Path | None = None
+    """Skip the pairs of a text file: image index and caption index within the split per line, counted from 0."""
+    filter_margin: float | None = None
+    """Skip candidates more similar than the anchor's most similar positive minus this margin. None: off."""

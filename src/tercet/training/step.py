@@ -1,96 +1,145 @@
-"""One step: similarity, pair gradient, backward."""
+"""One training step: encode, similarity, pair gradient, backward; and the objective as the model needs it.
 
-from collections.abc import Callable
+Models with a learned scale (CLIP, SigLIP, X-VLM) replace the temperature of an objective by it, unless the user sets
+`temperature`. Objectives with a margin take unscaled cosines: a scale would undo the margin.
+"""
+
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.contracts import Batch, MinedItems, Similarity
-from tercet.data.buffers import Buffers
-from tercet.data.dropout import SizeAugmentation, drop_regions
-from tercet.objectives.base import RowObjective
-from tercet.objectives.offline import Offline
-from tercet.training import distributed
-from tercet.training.grad_cache import Cached, has_batch_norm, refuse_batch_norm
-from tercet.training.learned_scale import fitted, scale_and_bias, scaled
-from tercet.training.mined import Members, everyones_mined
-from tercet.training.randomness import reseed
+from tercet.data.augment import SizeAugmentation, drop_regions
+from tercet.data.prefetch import BufferPool
+from tercet.models import SYSTEMS, preset
+from tercet.objectives import RowObjective, objective
+from tercet.objectives.aoq import AOQ
+from tercet.recipes import training_values
+from tercet.training import process_group
+from tercet.training.aoq_step import MinedMembers, all_gather_mined
+from tercet.training.grad_cache import CachedEncoding, has_batch_norm, refuse_batch_norm
+from tercet.training.runtime import reseed
 from tercet.training.settings import TrainSettings
+from tercet.types import Batch, MinedItems, Similarity
 
-_BUFFERS = Buffers()
-SMALL = 1 << 20  # entries of S, up to which it is made whole beside mined members
+Named = Mapping[str, Any]
+"""Objective settings that the user set explicitly."""
+
+MAX_DENSE_ENTRIES = 1 << 20  # largest S that is computed as a whole next to mined members
+_BUFFERS = BufferPool()
+
+
+def objective_for(model: str, name: str, named: Named) -> RowObjective:
+    """Return the objective with the settings of the model's recipe that it has; `named` settings override them."""
+    defaults = objective(name, **named).settings
+    recipe = training_values(model).get("objective_settings", {})
+    settings = {key: value for key, value in recipe.items() if key in defaults} | dict(named)
+    if takes_scale(model, defaults, named):
+        settings["temperature"] = 1.0
+    return objective(name, **settings)
+
+
+def takes_scale(model: str, settings: Mapping[str, Any], named: Named) -> bool:
+    """Whether an objective with these settings uses the model's learned scale."""
+    learns = getattr(SYSTEMS[preset(model)[0]].model, "learns_scale", False)
+    return bool(learns) and "temperature" in settings and "temperature" not in named
+
+
+def with_model_bias(objective: RowObjective, model: Any, named: Named) -> RowObjective:
+    """Return the objective with bias 0 if the bias learned by the model is used instead."""
+    if scale_and_bias(model, objective, named)[1] is None:
+        return objective
+    return replace(objective, bias=0.0)  # type: ignore[call-arg]  # only objectives that have a bias
+
+
+def apply_scale(similarity: Similarity, model: Any, objective: RowObjective, named: Named) -> Similarity:
+    """Return the similarity with the model's learned scale and bias, if the objective uses them."""
+    scale, bias = scale_and_bias(model, objective, named)
+    similarity = similarity if scale is None else scale * similarity
+    return similarity if bias is None else similarity + bias
+
+
+def scale_and_bias(
+    model: Any, objective: RowObjective, named: Named
+) -> tuple[Float[Tensor, ""] | None, Float[Tensor, ""] | None]:
+    """Return the learned scale and bias of the model that this objective uses; None for what it does not use."""
+    if not getattr(model, "learns_scale", False) or "temperature" not in objective.settings or "temperature" in named:
+        return None, None
+    scale, bias = model.scale_and_bias()
+    return scale, bias if "bias" in objective.settings and "bias" not in named else None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step saw: embeddings without their graph, and the objective's scalar."""
+    """Result of a step: the objective's scalar, and detached embeddings."""
 
     scalar: float
     images: Tensor
     captions: Tensor
-    members: Members | None = None
-    """Where the objective takes mined ones."""
+    members: MinedMembers | None = None
+    """Only if the objective takes mined negatives."""
 
 
 class Step:
-    """Adds the gradient of one batch to the weights' `.grad`."""
+    """Adds the gradient of one batch to the `.grad` of the weights."""
 
     def __init__(self, model: Any, settings: TrainSettings) -> None:
         self.model, self.settings = model, settings
         wrap: Callable[[Any], Any] = torch.compile if settings.compile else lambda encode: encode
         self._encode_images, self._encode_captions = wrap(model.encode_images), wrap(model.encode_captions)
         if settings.drop_regions and getattr(model, "backbone", None) is not None and hasattr(model, "encode_regions"):
-            self._encode_images = self._encode_some_cells
+            self._encode_images = self._encode_dropped_cells
 
     def __call__(self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0) -> Outcome:
         reseed(seed, batch.images.device)
-        objective = fitted(objective, self.model, self.settings.objective_settings)
+        objective = with_model_bias(objective, self.model, self.settings.objective_settings)
         if self.settings.grad_cache is not None:
-            return self._cached(objective, batch, seed, factor)
-        members: Members | None = None
+            return self._step_cached(objective, batch, seed, factor)
+        members: MinedMembers | None = None
         if objective.takes_mined and self._encodes_together(batch):
-            images, captions, members = self._together(batch)
+            images, captions, members = self._encode_together(batch)
             second_loss: Any = 0.0
         else:
-            images, captions, second_loss = self._sides(batch)
-            members = self._members(batch) if objective.takes_mined else None
+            images, captions, second_loss = self._encode_batch(batch)
+            members = self._encode_members(batch) if objective.takes_mined else None
         scalar = self._scalar(objective, images, captions, batch, members)
         (factor * (self.settings.objective_weight * scalar + second_loss)).backward()
         return Outcome(scalar.item(), images.detach(), captions.detach(), _detached(members))
 
-    def _members(self, batch: Batch) -> Members:
+    def _encode_members(self, batch: Batch) -> MinedMembers:
         items = _mined_of(batch)
         images = self.encode_images(items.images, items.image_lengths)
-        return Members(images, self.encode_captions(items.captions, items.caption_lengths), items)
+        return MinedMembers(images, self.encode_captions(items.captions, items.caption_lengths), items)
 
     def _encodes_together(self, batch: Batch) -> bool:
-        """Plain vectors of a model that looks at each by itself: one product, and one gradient of the weights."""
-        losses = self.settings.caption_weight or self.settings.match_weight
-        vectors = all(each.ndim == 2 and each.is_floating_point() for each in (batch.images, batch.captions))
-        return bool(vectors and not losses and not has_batch_norm(self.model))
+        """Whether batch and mined items can be encoded in one call: vectors, no second loss, no BatchNorm."""
+        second_loss = self.settings.caption_weight or self.settings.itm_weight
+        vectors = all(items.ndim == 2 and items.is_floating_point() for items in (batch.images, batch.captions))
+        return bool(vectors and not second_loss and not has_batch_norm(self.model))
 
-    def _together(self, batch: Batch) -> tuple[Tensor, Tensor, Members]:
+    def _encode_together(self, batch: Batch) -> tuple[Tensor, Tensor, MinedMembers]:
+        """Encode batch and mined items in one call: one matrix product, and one gradient of the weights."""
         items = _mined_of(batch)
-        images = self.encode_images(_end_to_end(batch.images, items.images), None)
-        captions = self.encode_captions(_end_to_end(batch.captions, items.captions), None)
+        images = self.encode_images(_concat_in_buffer(batch.images, items.images), None)
+        captions = self.encode_captions(_concat_in_buffer(batch.captions, items.captions), None)
         own_images, mined_images = images.split([len(batch.images), len(items.images)])
         own_captions, mined_captions = captions.split([len(batch.captions), len(items.captions)])
-        return own_images, own_captions, Members(mined_images, mined_captions, items, (images, captions))
+        return own_images, own_captions, MinedMembers(mined_images, mined_captions, items, (images, captions))
 
     def encode_images(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "image *rest"]:
         with self._autocast(items):
             encoded: Tensor = self._encode_images(items, lengths)
         return _widened(encoded)
 
-    def _encode_some_cells(self, pixels: Tensor, lengths: Tensor | None) -> Tensor:
-        """Size augmentation of a grid, whose cells exist only behind the backbone."""
-        how = SizeAugmentation(self.settings.drop_regions, 0.0, grid=True)
-        cells, kept = drop_regions(self.model.backbone.cells(pixels), None, how, torch.default_generator)
-        encoded: Tensor = self.model.encode_regions(cells, kept)
+    def _encode_dropped_cells(self, pixels: Tensor, lengths: Tensor | None) -> Tensor:
+        """Size augmentation of grid cells, which exist only after the backbone."""
+        augmentation = SizeAugmentation(self.settings.drop_regions, 0.0, grid=True)
+        cells, counts = drop_regions(self.model.backbone.cells(pixels), None, augmentation, torch.default_generator)
+        encoded: Tensor = self.model.encode_regions(cells, counts)
         return encoded
 
     def encode_captions(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "caption *rest"]:
@@ -99,17 +148,17 @@ class Step:
         return _widened(encoded)
 
     def _scalar(
-        self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch, members: Members | None
+        self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch, members: MinedMembers | None
     ) -> Float[Tensor, ""]:
-        """Whose backward delivers the pair gradient. Dot products may be streamed and gathered from all processes."""
-        alone = distributed.world()[1] == 1
-        special = batch.ignored is not None or batch.also_positive is not None
-        whole = members is not None and alone and len(images) * len(captions) <= SMALL
-        if self.model.dot_product and not special and whole:
+        """Return the scalar whose backward is the pair gradient. Dot products may be streamed and all-gathered."""
+        single_process = process_group.world()[1] == 1
+        has_pair_masks = batch.ignored is not None or batch.also_positive is not None
+        dense = members is not None and single_process and len(images) * len(captions) <= MAX_DENSE_ENTRIES
+        if self.model.dot_product and not has_pair_masks and dense:
             assert members is not None
-            assert isinstance(objective, Offline)
+            assert isinstance(objective, AOQ)
             return members.scalar(objective, images, captions, batch.positives())
-        if self.model.dot_product and not special:
+        if self.model.dot_product and not has_pair_masks:
             scale, bias = scale_and_bias(self.model, objective, self.settings.objective_settings)
             return objective(
                 images,
@@ -118,64 +167,67 @@ class Step:
                 caption_ids=batch.caption_ids,
                 scale=scale,
                 bias=bias,
-                mined=None if members is None else members.gathered(),
+                mined=None if members is None else members.pair_rows(),
             )
         mined: Tensor | None = None
-        if alone:
+        if single_process:
             similarity, positives = self._similarity(objective, images, captions), batch.positives()
             if members is not None:
                 mined = self._scaled(objective, members.similarity(self.model, images, captions, positives))
             return objective.on_similarity(similarity, positives, batch.ignored, mined=mined)
-        if special:
-            raise ValueError("several processes: no pair may be ignored, nor be a positive although its ids differ")
-        # Each process compares its own images with everyone's captions; the rows together are S.
-        similarity = distributed.everyones(self.model.similarity(images, distributed.everyones(captions)))
-        everyones_ids = [distributed.everyones(ids) for ids in (batch.image_ids, batch.caption_ids)]
-        mined = None if members is None else everyones_mined(self.model, images, captions, batch, members)
-        return objective.on_similarity(similarity, everyones_ids[0][:, None] == everyones_ids[1][None, :], mined=mined)
+        if has_pair_masks:
+            raise ValueError("several processes support neither ignored pairs nor positives with different ids")
+        # Each process compares its own images with the captions of all; the gathered rows are S.
+        similarity = process_group.all_gather_items(
+            self.model.similarity(images, process_group.all_gather_items(captions))
+        )
+        gathered_ids = [process_group.all_gather_items(ids) for ids in (batch.image_ids, batch.caption_ids)]
+        mined = None if members is None else all_gather_mined(self.model, images, captions, batch, members)
+        return objective.on_similarity(similarity, gathered_ids[0][:, None] == gathered_ids[1][None, :], mined=mined)
 
     def _similarity(self, objective: RowObjective, images: Tensor, captions: Tensor) -> Similarity:
         return self._scaled(objective, self.model.similarity(images, captions))
 
     def _scaled(self, objective: RowObjective, plain: Tensor) -> Tensor:
-        """As the objective sees it."""
-        return scaled(plain, self.model, objective, self.settings.objective_settings)
+        """With the model's learned scale and bias, if the objective uses them."""
+        return apply_scale(plain, self.model, objective, self.settings.objective_settings)
 
-    def _cached(self, objective: RowObjective, batch: Batch, seed: int, factor: float) -> Outcome:
+    def _step_cached(self, objective: RowObjective, batch: Batch, seed: int, factor: float) -> Outcome:
+        """The step with GradCache."""
         assert self.settings.grad_cache is not None
         refuse_batch_norm(self.model, "--grad-cache would not be exact")
-        at_once = self.settings.grad_cache
-        images = Cached(self.encode_images, batch.images, batch.image_lengths, at_once, seed)
-        captions = Cached(self.encode_captions, batch.captions, batch.caption_lengths, at_once, seed ^ 1)
-        sides, members = [images, captions], None
+        chunk_size = self.settings.grad_cache
+        images = CachedEncoding(self.encode_images, batch.images, batch.image_lengths, chunk_size, seed)
+        captions = CachedEncoding(self.encode_captions, batch.captions, batch.caption_lengths, chunk_size, seed ^ 1)
+        cached, members = [images, captions], None
         if objective.takes_mined:
             items = _mined_of(batch)
-            sides += [
-                Cached(self.encode_images, items.images, items.image_lengths, at_once, seed ^ 2),
-                Cached(self.encode_captions, items.captions, items.caption_lengths, at_once, seed ^ 3),
+            cached += [
+                CachedEncoding(self.encode_images, items.images, items.image_lengths, chunk_size, seed ^ 2),
+                CachedEncoding(self.encode_captions, items.captions, items.caption_lengths, chunk_size, seed ^ 3),
             ]
-            members = Members(sides[2].embedded, sides[3].embedded, items)
-        scalar = self._scalar(objective, images.embedded, captions.embedded, batch, members)
+            members = MinedMembers(cached[2].embeddings, cached[3].embeddings, items)
+        scalar = self._scalar(objective, images.embeddings, captions.embeddings, batch, members)
         (factor * self.settings.objective_weight * scalar).backward()
-        for side in sides:
-            side.backward()
-        return Outcome(scalar.item(), images.embedded.detach(), captions.embedded.detach(), _detached(members))
+        for encoding in cached:
+            encoding.backward()
+        return Outcome(scalar.item(), images.embeddings.detach(), captions.embeddings.detach(), _detached(members))
 
-    def _sides(
+    def _encode_batch(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "image *rest"], Float[Tensor, "caption *rest_of_caption"], Any]:
-        """With a second loss, where one is wanted: VSRN's captions written from regions, X-VLM's matching."""
-        if self.settings.match_weight:
+        """Return image and caption embeddings and the weighted second loss: VSRN's captioning or X-VLM's matching."""
+        if self.settings.itm_weight:
             with self._autocast(batch.images):
-                images, captions, loss = self.model.encode_and_match(
+                images, captions, loss = self.model.encode_with_matching_loss(
                     batch.images, batch.captions, batch.caption_lengths, batch.positives()
                 )
-            return _widened(images), _widened(captions), self.settings.match_weight * loss
+            return _widened(images), _widened(captions), self.settings.itm_weight * loss
         if not self.settings.caption_weight:
             images, second_loss = self.encode_images(batch.images, batch.image_lengths), 0.0
         else:
             with self._autocast(batch.images):
-                images, loss = self.model.encode_and_write(
+                images, loss = self.model.encode_with_caption_loss(
                     batch.images, batch.image_lengths, batch.captions, batch.caption_lengths
                 )
             images = _widened(images)
@@ -193,17 +245,17 @@ def _mined_of(batch: Batch) -> MinedItems:
     return batch.mined
 
 
-def _end_to_end(own: Float[Tensor, "item dim"], mined: Float[Tensor, "mined dim"]) -> Float[Tensor, "both dim"]:
-    """In memory that serves again: a fresh tensor of this size is found and cleared page by page."""
+def _concat_in_buffer(own: Float[Tensor, "item dim"], mined: Float[Tensor, "mined dim"]) -> Float[Tensor, "both dim"]:
+    """Concatenate into a reused buffer: a new tensor of this size costs a page fault per page."""
     if own.device.type != "cpu":
         return torch.cat([own, mined])
-    return torch.cat([own, mined], out=_BUFFERS.lend((len(own) + len(mined), own.shape[1]), own.dtype))
+    return torch.cat([own, mined], out=_BUFFERS.borrow((len(own) + len(mined), own.shape[1]), own.dtype))
 
 
-def _detached(members: Members | None) -> Members | None:
-    return None if members is None else Members(members.images.detach(), members.captions.detach(), members.items)
+def _detached(members: MinedMembers | None) -> MinedMembers | None:
+    return None if members is None else MinedMembers(members.images.detach(), members.captions.detach(), members.items)
 
 
 def _widened(encoded: Tensor) -> Tensor:
-    """Similarities and gradients on them are never of half precision."""
+    """bfloat16 to float32: similarities and their gradients never have half precision."""
     return encoded.float() if encoded.dtype == torch.bfloat16 else encoded

@@ -1,4 +1,4 @@
-"""Write with one format, read with another: the same data set."""
+"""Write in one format, read in another: the same dataset."""
 
 import tempfile
 from pathlib import Path
@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tercet.data.dataset import DataSet, Split
+from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import FORMATS, open_data
-from tercet.data.formats.write import write_parquet, write_precomp
-from tercet.data.rows import Rows
-from tests.data.sets import PLAIN, WRITERS, plain, plain_sets, write_pictures, write_tsv
+from tercet.data.formats.writers import write_parquet, write_precomp
+from tests.data.small_datasets import PLAIN, WRITERS, plain, plain_sets, write_images, write_tsv
 
 relaxed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -33,7 +33,7 @@ def test_tab_separated_values_are_a_table_too(tmp_path):
 @pytest.mark.parametrize("name", WRITERS)
 @relaxed
 @given(content=plain_sets())
-def test_any_captions_come_back_as_they_were(name, content):
+def test_any_captions_round_trip(name, content):
     with tempfile.TemporaryDirectory() as folder:
         data = open_data(WRITERS[name](content, Path(folder)), format=name)
         assert plain(data) == content
@@ -81,9 +81,9 @@ def test_features_boxes_lengths_and_caption_features_survive(content, shape, dty
             image_names=tuple(name for name, _ in content[split]),
             texts=tuple(captions),
             owners=np.repeat(np.arange(len(array)), [len(texts) for _, texts in content[split]]),
-            features=Rows((array,), "here", lengths=lengths),
-            boxes=Rows((boxes,), "here") if regions else None,
-            caption_features=Rows((np.random.default_rng(3).random((len(captions), 2)).astype(dtype),), "here"),
+            features=FeatureArray((array,), "here", lengths=lengths),
+            boxes=FeatureArray((boxes,), "here") if regions else None,
+            caption_features=FeatureArray((np.random.default_rng(3).random((len(captions), 2)).astype(dtype),), "here"),
         )
     data = DataSet(Path("made"), "made", splits)
     with tempfile.TemporaryDirectory() as folder:
@@ -92,18 +92,18 @@ def test_features_boxes_lengths_and_caption_features_survive(content, shape, dty
         again = open_data(Path(folder) / "target")
         assert plain(again) == content
         for name, split in splits.items():
-            for part in ("features", "boxes", "caption_features"):
-                wanted, found = getattr(split, part), getattr(again.splits[name], part)
-                assert (wanted is None) == (found is None)
-                if wanted is not None:
-                    everything = np.arange(len(wanted))
-                    assert np.array_equal(wanted.raw(everything), found.raw(everything))
-                    assert wanted.dtype == found.dtype
+            for field in ("features", "boxes", "caption_features"):
+                expected, actual = getattr(split, field), getattr(again.splits[name], field)
+                assert (expected is None) == (actual is None)
+                if expected is not None:
+                    items = np.arange(len(expected))
+                    assert np.array_equal(expected.raw(items), actual.raw(items))
+                    assert expected.dtype == actual.dtype
             if split.features.lengths is not None:
                 assert np.array_equal(split.features.lengths, again.splits[name].features.lengths)
 
 
-def test_uniform_precomp_folders_come_back_byte_for_byte(tmp_path):
+def test_uniform_precomp_folders_round_trip_byte_for_byte(tmp_path):
     content = {s: [(n, [f"{n} {k}" for k in range(5)]) for n, _ in images] for s, images in PLAIN.items()}
     first = open_data(WRITERS["karpathy"](content, tmp_path))
     write_precomp(first, tmp_path / "one")
@@ -112,29 +112,29 @@ def test_uniform_precomp_folders_come_back_byte_for_byte(tmp_path):
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "three" / file.name).read_bytes()
     assert {file.name for file in (tmp_path / "one").iterdir()} == {
-        f"{split}_{part}.txt" for split in ("train", "dev", "test") for part in ("caps", "ids")
+        f"{split}_{suffix}.txt" for split in ("train", "dev", "test") for suffix in ("caps", "ids")
     }
 
 
-def test_pictures_are_found_beside_the_data_or_where_one_says(tmp_path):
+def test_images_are_found_beside_the_data_or_in_the_given_folder(tmp_path):
     file = WRITERS["karpathy"](PLAIN, tmp_path)
-    assert open_data(file).splits["train"].pictures is None
-    write_pictures(PLAIN, tmp_path / "images")
-    assert open_data(file).splits["train"].pictures.open(0).size == (10, 12)
+    assert open_data(file).splits["train"].image_files is None
+    write_images(PLAIN, tmp_path / "images")
+    assert open_data(file).splits["train"].image_files.open(0).size == (10, 12)
     (tmp_path / "images").rename(tmp_path / "elsewhere")
-    assert len(open_data(file, images=tmp_path / "elsewhere").splits["test"].pictures) == 2
+    assert len(open_data(file, images=tmp_path / "elsewhere").splits["test"].image_files) == 2
 
 
-def test_pictures_inside_parquet_stay_there_until_asked_for(tmp_path):
+def test_images_embedded_in_parquet_are_read_on_access(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tests.data.sets import picture
+    from tests.data.small_datasets import image_bytes
 
     (tmp_path / "hub").mkdir()
     for split, rows in {"train": 3, "validation": 2}.items():
         table = {
-            "image": [{"bytes": picture(n), "path": f"{split}{n}.jpg"} for n in range(rows)],
+            "image": [{"bytes": image_bytes(n), "path": f"{split}{n}.jpg"} for n in range(rows)],
             "caption": [[f"caption {n} a", f"caption {n} b"] for n in range(rows)],
         }
         pq.write_table(pa.table(table), tmp_path / "hub" / f"{split}-00000-of-00001.parquet", row_group_size=2)
@@ -142,19 +142,19 @@ def test_pictures_inside_parquet_stay_there_until_asked_for(tmp_path):
     assert list(data.splits) == ["train", "val"]
     train = data.splits["train"]
     assert train.image_names == ("train0.jpg", "train1.jpg", "train2.jpg")
-    assert train.pictures.sources[2].content() == picture(2)
+    assert train.image_files.sources[2].content() == image_bytes(2)
     write_parquet(data, tmp_path / "again")
-    assert open_data(tmp_path / "again").splits["train"].pictures.sources[2].content() == picture(2)
+    assert open_data(tmp_path / "again").splits["train"].image_files.sources[2].content() == image_bytes(2)
 
 
-def test_a_data_set_saved_by_hugging_face_is_read(tmp_path):
-    """`save_to_disk` writes Arrow streams in a folder a split."""
+def test_a_dataset_saved_by_hugging_face_is_read(tmp_path):
+    """`save_to_disk` writes Arrow streams, one folder per split."""
     import pyarrow as pa
 
-    from tests.data.sets import picture
+    from tests.data.small_datasets import image_bytes
 
     table = pa.table(
-        {"image": [{"bytes": picture(n), "path": None} for n in range(2)], "text": ["one dog", "two dogs"]}
+        {"image": [{"bytes": image_bytes(n), "path": None} for n in range(2)], "text": ["one dog", "two dogs"]}
     )
     (tmp_path / "saved" / "train").mkdir(parents=True)
     file = str(tmp_path / "saved" / "train" / "data-00000-of-00001.arrow")
@@ -162,10 +162,10 @@ def test_a_data_set_saved_by_hugging_face_is_read(tmp_path):
         stream.write_table(table)
     split = open_data(tmp_path / "saved").splits["train"]
     assert split.texts == ("one dog", "two dogs")
-    assert split.pictures.open(1).size == (10, 12)
+    assert split.image_files.open(1).size == (10, 12)
 
 
-def test_a_column_of_splits_wins_over_the_file_name(tmp_path):
+def test_a_split_column_takes_precedence_over_the_file_name(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -178,5 +178,5 @@ def test_a_column_of_splits_wins_over_the_file_name(tmp_path):
     assert plain(open_data(tmp_path / "test.parquet")) == {"train": [("a.jpg", ["one"])], "test": [("b.jpg", ["two"])]}
 
 
-def test_all_formats_say_what_they_are():
+def test_every_format_has_a_writer_in_these_tests():
     assert set(WRITERS) | {"parquet"} == set(FORMATS)

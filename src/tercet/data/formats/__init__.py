@@ -1,4 +1,4 @@
-"""The formats people have. One file a format; all of them become a `DataSet`."""
+"""Dataset formats: one module per format, each reads into a `DataSet`."""
 
 import re
 from collections.abc import Callable
@@ -6,74 +6,80 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tercet.data.dataset import DataSet
-from tercet.data.faults import Faults
-from tercet.data.formats import folder, json_list, karpathy, parquet, precomp, table
+from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
 from tercet.data.scenes import scenes_data_set
+from tercet.data.textio import ErrorPolicy
 
 
 class Format(NamedTuple):
     recognise: Callable[[Path], bool]
-    read: Callable[[Path, Path | None, Faults], DataSet]
-    meaning: str
+    read: Callable[[Path, Path | None, ErrorPolicy], DataSet]
+    description: str
 
 
 FORMATS = {
-    "karpathy": Format(karpathy.recognise, karpathy.read, "dataset_coco.json and its like, with a folder of images"),
+    "karpathy": Format(
+        karpathy.recognise, karpathy.read, "Karpathy's JSON (dataset_coco.json) with a folder of images"
+    ),
     "precomp": Format(precomp.recognise, precomp.read, "SCAN's {split}_ims.npy, {split}_caps.txt, {split}_ids.txt"),
-    "json-list": Format(json_list.recognise, json_list.read, "X-VLM's and BLIP's lists of image, caption, image_id"),
-    "table": Format(table.recognise, table.read, "CSV or TSV with the columns image and caption"),
-    "parquet": Format(parquet.recognise, parquet.read, "Parquet, or a local Hugging Face data set"),
-    "folder": Format(folder.recognise, folder.read, "images with a .txt of captions beside each"),
+    "json-list": Format(
+        json_list.recognise, json_list.read, "JSON lists of image, caption, image_id, as in X-VLM and BLIP"
+    ),
+    "table": Format(csv_tsv.recognise, csv_tsv.read, "CSV or TSV with the columns image and caption"),
+    "parquet": Format(parquet.recognise, parquet.read, "Parquet or a local Hugging Face dataset"),
+    "folder": Format(folder.recognise, folder.read, "images, each with a .txt file of captions beside it"),
 }
 
 
 def open_data(
     path: str | Path,
     *,
-    format: str | None = None,  # noqa: A002 - the word people look for
+    format: str | None = None,  # noqa: A002 - the usual name
     images: str | Path | None = None,
     features: str | None = None,
     skip_bad: bool = False,
 ) -> DataSet:
-    """Recognise and open a data set. Features are mapped, not read; pictures are opened when they are asked for.
+    """Detect the format of a dataset and open it. Features are memory-mapped, images are decoded on access.
 
-    `images` is the folder of image files, where it cannot be found beside the data. `features` picks the feature files
-    `{split}_{features}.npy` of a precomp folder. With `skip_bad`, what cannot be used is left out and listed in
-    `skipped`; without it, the first such thing is an error.
+    `images` is the image folder, if it is not beside the data. `features` selects the feature files
+    `{split}_{features}.npy` of a precomp folder. With `skip_bad`, invalid items are skipped and listed in `skipped`;
+    without it, the first one raises `ValueError`.
     """
     generated = re.fullmatch(r"scenes(?::(\d+))?", str(path))
     if generated and not Path(path).exists():
         return scenes_data_set(int(generated[1] or 3000), features or "global")
-    path, faults = Path(path), Faults(skip=skip_bad)
+    path, errors = Path(path), ErrorPolicy(skip=skip_bad)
     if not path.exists():
-        raise ValueError(f"{path}: there is no such file or folder")
-    name = recognised(path) if format is None else format
+        raise ValueError(f"{path}: no such file or folder")
+    name = detect_format(path) if format is None else format
     if name not in FORMATS:
-        raise ValueError(f"no format {name!r}; known: {', '.join(FORMATS)}")
-    folder_of_images = None if images is None else Path(images)
+        raise ValueError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
+    image_folder = None if images is None else Path(images)
     if features is not None:
         if name != "precomp":
-            raise ValueError(f"{path} is read as {name}; only a precomp folder has files of features to choose from")
-        return precomp.read(path, folder_of_images, faults, features)
+            raise ValueError(f"{path} has format {name}: feature files can only be selected in a precomp folder")
+        return precomp.read(path, image_folder, errors, features)
     try:
-        data = FORMATS[name].read(path, folder_of_images, faults)
-    except (TypeError, AttributeError, KeyError, IndexError) as error:  # content of a shape that nobody thought of
-        raise ValueError(f"{path}: cannot be read as {name}: {type(error).__name__}: {error}") from error
+        data = FORMATS[name].read(path, image_folder, errors)
+    except (TypeError, AttributeError, KeyError, IndexError) as error:  # valid syntax with unexpected content
+        raise ValueError(f"{path}: invalid content for format {name}: {type(error).__name__}: {error}") from error
     if not any(len(split.texts) for split in data.splits.values()):
-        raise ValueError(f"{path}: read as {name}, but it holds no caption that can be used" + _first_of(data))
+        raise ValueError(f"{path}: no valid captions (format {name})" + _first_error(data))
     return data
 
 
-def recognised(path: Path) -> str:
-    """The one format that fits; an error where none does, or several do."""
-    fitting = [name for name, known in FORMATS.items() if known.recognise(path)]
-    if len(fitting) == 1:
-        return fitting[0]
-    if not fitting:
-        known = "; ".join(f"{name}: {fmt.meaning}" for name, fmt in FORMATS.items())
-        raise ValueError(f"{path}: not a format that is known ({known})")
-    raise ValueError(f"{path} could be {' or '.join(fitting)}: name the file instead, or give --format")
+def detect_format(path: Path) -> str:
+    """The one format that matches; `ValueError` if none or several do."""
+    matching = [name for name, known in FORMATS.items() if known.recognise(path)]
+    if len(matching) == 1:
+        return matching[0]
+    if not matching:
+        known = "; ".join(f"{name}: {fmt.description}" for name, fmt in FORMATS.items())
+        raise ValueError(f"{path}: unknown dataset format; known formats are {known}")
+    raise ValueError(
+        f"{path} matches the formats {' and '.join(matching)}: pass --format, or the file instead of the folder"
+    )
 
 
-def _first_of(data: DataSet) -> str:
-    return f" (the first of {len(data.skipped)} faults: {data.skipped[0]})" if data.skipped else ""
+def _first_error(data: DataSet) -> str:
+    return f"; first of {len(data.skipped)} errors: {data.skipped[0]}" if data.skipped else ""

@@ -1,6 +1,6 @@
-"""BUTD's TSV: image_id, image_w, image_h, num_boxes, boxes, features, the last two as base64 of float32.
+"""BUTD (bottom-up attention) TSV: image_id, image_w, image_h, num_boxes, boxes, features (both base64 of float32).
 
-It holds no captions, so it is no data set by itself: with one that has them it becomes a precomp folder.
+It has no captions: together with a dataset that has them, it is converted to a precomp folder.
 """
 
 import base64
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from tercet.data.dataset import DataSet, only
-from tercet.data.faults import Faults
-from tercet.data.formats.write import LINEAGE_NAMES, write_texts
-from tercet.data.whole import whole_or_nothing
+from tercet.data.dataset import DataSet, subset
+from tercet.data.formats.writers import PRECOMP_SPLIT_NAMES, write_texts
+from tercet.data.textio import ErrorPolicy
+from tercet.storage import atomic_directory
 
 COLUMNS = 6
 
 
 @dataclass(frozen=True)
 class Detections:
-    """One line: an image's regions, with boxes as shares of its sides."""
+    """One line: the regions of an image, with boxes as fractions of its width and height."""
 
     image_id: str
     boxes: np.ndarray
@@ -29,8 +29,8 @@ class Detections:
 
 
 def recognise(path: Path) -> bool:
-    """`karpathy_train_resnet101_faster_rcnn_genome.tsv.0` is one too, and so is a folder of such files."""
-    return bool(files_of(path)) and all(map(_is_one, files_of(path)))
+    """Also accepts `karpathy_train_resnet101_faster_rcnn_genome.tsv.0` and a folder of such files."""
+    return bool(files_of(path)) and all(map(_is_butd, files_of(path)))
 
 
 def files_of(path: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def files_of(path: Path) -> list[Path]:
     return [file for file in candidates if file.is_file() and ".tsv" in file.name]
 
 
-def _is_one(path: Path) -> bool:
+def _is_butd(path: Path) -> bool:
     with path.open("rb") as stream:
         columns = stream.readline().rstrip(b"\r\n").split(b"\t")
     return len(columns) == COLUMNS and (_is_header(columns) or all(c.strip().isdigit() for c in columns[1:4]))
@@ -52,38 +52,41 @@ def convert(
     files: list[Path],
     captions: DataSet,
     target: Path,
-    faults: Faults,
-    after: Callable[[int], None] = lambda lines: None,
+    errors: ErrorPolicy,
+    advance: Callable[[int], None] = lambda size: None,
 ) -> list[str]:
-    """Features in the order of the captions' images. Two passes: the first learns how many regions there are."""
+    """Write a precomp folder in the image order of `captions`; return warnings. `advance` gets the bytes read.
+
+    Reads the files twice: the first pass determines the number of regions.
+    """
     rows = _rows_of_images(captions)
-    regions, dim, seen = _survey(files, rows, faults, after)
+    regions, dim, found = _scan(files, rows, errors, advance)
     for split, split_data in captions.splits.items():
         for row, name in enumerate(split_data.image_names):
-            if (split, row) not in seen:
-                faults.found(
-                    f"{captions.path}, image {name}", f"no line of {', '.join(map(str, files))} has its regions"
-                )
-    with whole_or_nothing(target) as folder:
-        arrays, remarks = {}, []
+            if (split, row) not in found:
+                errors.report(f"{captions.path}, image {name}", f"no regions in {_names(files)}")
+    with atomic_directory(target) as folder:
+        arrays, warnings = {}, []
         for split, split_data in captions.splits.items():
-            stem = folder / LINEAGE_NAMES.get(split, split)
-            kept = np.array([row for row in range(len(split_data.image_names)) if (split, row) in seen], dtype=np.int64)
+            stem = folder / PRECOMP_SPLIT_NAMES.get(split, split)
+            kept = np.array(
+                [row for row in range(len(split_data.image_names)) if (split, row) in found], dtype=np.int64
+            )
             if not len(kept):
-                continue  # told of above, image by image
-            rows_written, said = write_texts(stem, only(split_data, kept))
-            remarks += said
-            arrays[split] = _Arrays(stem, kept[rows_written], regions, dim)
-        for detections in _lines(files, Faults(skip=True), after):
-            for split, row in rows.pop(detections.image_id, []):  # a second line of an image does not count
+                continue  # every image was reported above
+            feature_rows, new_warnings = write_texts(stem, subset(split_data, kept))
+            warnings += new_warnings
+            arrays[split] = _Arrays(stem, kept[feature_rows], regions, dim)
+        for detections in _lines(files, ErrorPolicy(skip=True), advance):
+            for split, row in rows.pop(detections.image_id, []):  # only the first line of an image counts
                 arrays[split].put(row, detections)
         for split_arrays in arrays.values():
             split_arrays.finish()
-    return remarks
+    return warnings
 
 
 class _Arrays:
-    """The arrays of one split while they fill; `images` says which image each of their rows is."""
+    """The output arrays of one split; `images` holds the image of each row."""
 
     def __init__(self, stem: Path, images: np.ndarray, regions: int, dim: int) -> None:
         self.stem, self.images = stem, images
@@ -94,7 +97,7 @@ class _Arrays:
 
     def put(self, row: int, detections: Detections) -> None:
         count = len(detections.features)
-        for position in range(*np.searchsorted(self.images, [row, row + 1])):  # once, or once for each caption
+        for position in range(*np.searchsorted(self.images, [row, row + 1])):  # one row, or one per caption
             self.features[position, :count], self.boxes[position, :count] = detections.features, detections.boxes
             self.lengths[position] = count
 
@@ -106,7 +109,7 @@ class _Arrays:
 
 
 def _rows_of_images(captions: DataSet) -> dict[str, list[tuple[str, int]]]:
-    """From any id that the TSV may use to the places of an image: its name, its stem, the number at the stem's end."""
+    """Map every possible image_id to (split, row): the image name, its stem, and the number at the end of the stem."""
     rows: dict[str, list[tuple[str, int]]] = {}
     for split, split_data in captions.splits.items():
         for row, name in enumerate(split_data.image_names):
@@ -118,43 +121,46 @@ def _rows_of_images(captions: DataSet) -> dict[str, list[tuple[str, int]]]:
     return rows
 
 
-def _survey(
-    files: list[Path], rows: dict[str, list[tuple[str, int]]], faults: Faults, after: Callable[[int], None]
+def _scan(
+    files: list[Path], rows: dict[str, list[tuple[str, int]]], errors: ErrorPolicy, advance: Callable[[int], None]
 ) -> tuple[int, int, set[tuple[str, int]]]:
-    regions, dims, seen, came = 0, set(), set(), set()
-    for detections in _lines(files, faults, after):
-        if detections.image_id in came:
-            faults.found(
-                ", ".join(map(str, files)), f"image_id {detections.image_id} comes twice; the first one counts"
-            )
+    """Maximum number of regions, feature dimension, and the images (split, row) that have regions."""
+    regions, dims, found, image_ids = 0, set(), set(), set()
+    for detections in _lines(files, errors, advance):
+        if detections.image_id in image_ids:
+            errors.report(_names(files), f"duplicate image_id {detections.image_id}; the first one is used")
             continue
-        came.add(detections.image_id)
-        places = rows.get(detections.image_id, [])
-        if len(places) > 1:
-            names = ", ".join(f"{split}[{row}]" for split, row in places)
-            raise ValueError(f"image_id {detections.image_id} fits several images with captions: {names}")
-        if places:
+        image_ids.add(detections.image_id)
+        matches = rows.get(detections.image_id, [])
+        if len(matches) > 1:
+            names = ", ".join(f"{split}[{row}]" for split, row in matches)
+            raise ValueError(f"{_names(files)}: image_id {detections.image_id} matches several images: {names}")
+        if matches:
             regions = max(regions, len(detections.features))
             dims.add(detections.features.shape[1])
-            seen.add(places[0])
+            found.add(matches[0])
     if len(dims) > 1:
-        raise ValueError(f"{', '.join(map(str, files))}: features of different sizes {sorted(dims)}")
-    if not seen:
-        raise ValueError(f"no image_id of {', '.join(map(str, files))} is an image with captions")
-    return regions, dims.pop(), seen
+        raise ValueError(f"{_names(files)}: features differ in dimension: {', '.join(map(str, sorted(dims)))}")
+    if not found:
+        raise ValueError(f"{_names(files)}: no image_id matches an image of --captions")
+    return regions, dims.pop(), found
 
 
-def _lines(files: list[Path], faults: Faults, after: Callable[[int], None]) -> Iterator[Detections]:
+def _names(files: list[Path]) -> str:
+    return ", ".join(map(str, files))
+
+
+def _lines(files: list[Path], errors: ErrorPolicy, advance: Callable[[int], None]) -> Iterator[Detections]:
     for file in files:
         with file.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
-                after(len(line))
+                advance(len(line))
                 if number == 1 and _is_header(line.split(b"\t")):
                     continue
                 try:
                     yield _detections(line)
                 except ValueError as error:
-                    faults.found(f"{file}, line {number}", str(error))
+                    errors.report(f"{file}, line {number}", str(error))
 
 
 def _detections(line: bytes) -> Detections:
@@ -163,13 +169,13 @@ def _detections(line: bytes) -> Detections:
         raise ValueError(f"expected {COLUMNS} columns, got {len(columns)}")
     image_id, width, height, count = columns[0].decode(), *map(int, columns[1:4])
     if width < 1 or height < 1 or count < 1:
-        raise ValueError(f"expected a size and a number of boxes above 0, got {width} x {height} and {count}")
+        raise ValueError(f"expected an image size and num_boxes above 0, got {width} x {height} and {count}")
     boxes, features = (np.frombuffer(base64.b64decode(cell), dtype="<f4") for cell in columns[4:6])
     if boxes.size != count * 4 or features.size == 0 or features.size % count:
-        raise ValueError(f"{boxes.size} numbers of boxes and {features.size} of features do not fit {count} boxes")
+        raise ValueError(f"{boxes.size} box values and {features.size} feature values do not match num_boxes {count}")
     if not np.isfinite(features).all() or not np.isfinite(boxes).all():
         raise ValueError("NaN or infinity in the boxes or features")
-    shares = boxes.reshape(count, 4) / np.array([width, height, width, height], dtype=np.float32)
-    if shares.min() < -0.5 or shares.max() > 1.5:
-        raise ValueError(f"boxes lie far outside the image of {width} x {height}")
-    return Detections(image_id.strip(), shares, features.reshape(count, -1))
+    relative = boxes.reshape(count, 4) / np.array([width, height, width, height], dtype=np.float32)
+    if relative.min() < -0.5 or relative.max() > 1.5:
+        raise ValueError(f"boxes are far outside the image of {width} x {height}")
+    return Detections(image_id.strip(), relative, features.reshape(count, -1))

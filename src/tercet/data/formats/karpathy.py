@@ -1,53 +1,53 @@
-"""Karpathy's JSON: `{"images": [{"filename", "split", "sentences": [{"raw"}]}]}`, of COCO, Flickr30k and Flickr8k."""
+"""Karpathy's JSON of COCO, Flickr30k and Flickr8k: `{"images": [{"filename", "split", "sentences": [{"raw"}]}]}`."""
 
 from pathlib import Path
 from typing import Any
 
 from tercet.data.dataset import DataSet
-from tercet.data.faults import Faults
-from tercet.data.formats.collect import Collector, PictureFolder, guessed_folders
-from tercet.data.lines import read_json
+from tercet.data.formats.builder import DatasetBuilder, ImageFolder, candidate_folders
+from tercet.data.textio import ErrorPolicy, read_json
 
 
 def recognise(path: Path) -> bool:
-    """From its first bytes: COCO's file is too large to parse twice."""
-    return path.suffix == ".json" and path.is_file() and opening(path).startswith("{")
+    """Checks only the first bytes: the COCO file is too large to parse twice."""
+    return path.suffix == ".json" and path.is_file() and file_start(path).startswith("{")
 
 
-def opening(path: Path) -> str:
+def file_start(path: Path) -> str:
+    """The first 4 KB as text, without leading white space."""
     with path.open("rb") as stream:
         return stream.read(4096).decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n")
 
 
-def read(path: Path, images: Path | None, faults: Faults) -> DataSet:
+def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
     content = read_json(path)
     records = content.get("images") if isinstance(content, dict) else None
     if not isinstance(records, list):
-        raise ValueError(f'{path}: expected an object with a list "images", as in dataset_flickr8k.json')
-    collector = Collector(faults)
-    for number, record in enumerate(records):
-        _add(collector, record, f"{path}, images[{number}]")
-    folder = PictureFolder(images, guessed_folders(path), collector.images())
-    return DataSet(path, "karpathy", collector.splits(folder), faults.listed)
+        raise ValueError(f'{path}: expected an object with the list "images", as in dataset_flickr8k.json')
+    builder = DatasetBuilder(errors)
+    for index, record in enumerate(records):
+        _add(builder, record, f"{path}, images[{index}]")
+    folder = ImageFolder(images, candidate_folders(path), builder.images())
+    return DataSet(path, "karpathy", builder.splits(folder), errors.messages)
 
 
-def _add(collector: Collector, record: Any, place: str) -> None:
+def _add(builder: DatasetBuilder, record: Any, location: str) -> None:
     if not isinstance(record, dict) or not isinstance(record.get("sentences"), list):
-        collector.faults.found(place, 'expected an object with "filename", "split" and a list "sentences"')
+        builder.errors.report(location, 'expected an object with "filename", "split" and the list "sentences"')
         return
     split, name = record.get("split"), record.get("filename")
     if not isinstance(split, str) or not split:
-        collector.faults.found(place, f'expected a "split" such as train, restval, val or test, got {split!r}')
+        builder.errors.report(location, f'expected a "split" such as train, restval, val or test, got {split!r}')
         return
     if isinstance(name, str) and record.get("filepath"):
-        name = f"{record['filepath']}/{name}"  # COCO keeps two folders
-    if isinstance(name, str) and collector.has(split, name):
-        collector.faults.found(place, f"image {name} comes twice in the split {split}")
+        name = f"{record['filepath']}/{name}"  # COCO has two image folders
+    if isinstance(name, str) and builder.has(split, name):
+        builder.errors.report(location, f"duplicate image {name} in the split {split}")
         return
     if not record["sentences"]:
-        collector.faults.found(place, f"image {name} has no caption")
+        builder.errors.report(location, f"image {name} has no caption")
         return
-    collector.add(split, name, (_raw(sentence) for sentence in record["sentences"]), place)
+    builder.add(split, name, (_raw(sentence) for sentence in record["sentences"]), location)
 
 
 def _raw(sentence: Any) -> Any:

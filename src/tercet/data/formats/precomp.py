@@ -1,66 +1,196 @@
 """SCAN's precomp folders: `{split}_ims.npy`, `{split}_caps.txt`, `{split}_ids.txt`.
 
-The published files have two layouts: one feature row an image (train), or its row repeated for each caption (dev,
-test). Which one a folder has follows from the counts of rows, captions and ids and is checked on the features
-themselves; where they contradict each other, that is an error. Beside the published files there may be
-`{split}_boxes.npy` (row region 4), `{split}_lengths.npy` (real regions of each row) and `{split}_txt.npy` (features of
-captions); VSE-infinity's `id_mapping.json` leads from ids to image files.
+The published files have two layouts: one feature row per image (train), or the row repeated for each caption (dev,
+test). The layout is inferred from the counts of rows, captions and ids, and verified on the features; a contradiction
+is an error. Optional files: `{split}_boxes.npy` (row region 4), `{split}_lengths.npy` (valid regions per row),
+`{split}_txt.npy` (caption features), and VSE-infinity's `id_mapping.json` from ids to image files.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
-from tercet.data.faults import Faults
-from tercet.data.formats.collect import PictureFolder, in_usual_order
-from tercet.data.formats.layout import Layout, lay_out, layout_from_features, verify
-from tercet.data.lines import no_caption, numbered_lines, read_json
-from tercet.data.pictures import Pictures
-from tercet.data.rows import Rows, map_array
+from tercet.data.feature_array import FeatureArray, map_array
+from tercet.data.formats.builder import ImageFolder, sort_splits
+from tercet.data.image_io import ImageFiles
+from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines, read_json
 
 FEATURES = "ims"
+VERIFIED_IMAGES = 16  # when a folder is opened; `tercet data inspect` checks all of them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The name, first feature row and captions of each image."""
+
+    names: tuple[str, ...]
+    owners: Int[np.ndarray, " caption"]
+    rows: Int[np.ndarray, " image"]
+    repeated: bool
+    """Whether rows are repeated for each caption."""
+
+    def copies(self) -> Int[np.ndarray, " image"]:
+        """The number of rows of each image, if they are repeated."""
+        return np.bincount(self.owners, minlength=len(self.names))
 
 
 def recognise(path: Path) -> bool:
     return path.is_dir() and any(path.glob("*_caps.txt"))
 
 
-def read(path: Path, images: Path | None, faults: Faults, features: str = FEATURES) -> DataSet:
-    """`features` is the end of the feature files' name: `{split}_{features}.npy`."""
-    stems = {file.name.removesuffix("_caps.txt"): file for file in path.glob("*_caps.txt")}
+def read(path: Path, images: Path | None, errors: ErrorPolicy, features: str = FEATURES) -> DataSet:
+    """`features` is the suffix of the feature files: `{split}_{features}.npy`."""
+    stems = [file.name.removesuffix("_caps.txt") for file in path.glob("*_caps.txt")]
     splits: dict[str, Split] = {}
-    for end in (f"_{features}.npy", "_ids.txt"):
-        for file in path.glob(f"*{end}"):
-            if file.name.removesuffix(end) not in stems:
-                raise ValueError(f"{file}: there is no {file.name.removesuffix(end)}_caps.txt with its captions")
-    for stem in in_usual_order(stems):
+    for suffix in (f"_{features}.npy", "_ids.txt"):
+        for file in path.glob(f"*{suffix}"):
+            if file.name.removesuffix(suffix) not in stems:
+                raise ValueError(f"{file}: no caption file {file.name.removesuffix(suffix)}_caps.txt beside it")
+    for stem in sort_splits(stems):
         name = SPLIT_NAMES.get(stem, stem)
         if name in splits:
-            raise ValueError(f"{path} holds the split {name} twice, under two names")
-        splits[name] = _read_split(path, stem, features, images, faults)
-    without = [name for name, split in splits.items() if split.features is None]
-    if without and (len(without) < len(splits) or features != FEATURES):
-        raise ValueError(f"{path}: there are no features {features} ({{split}}_{features}.npy) of {', '.join(without)}")
-    return DataSet(path, "precomp", splits, faults.listed)
+            raise ValueError(f"{path}: two sets of files for the split {name}")
+        splits[name] = _read_split(path, stem, features, images, errors)
+    missing = [name for name, split in splits.items() if split.features is None]
+    if missing and (len(missing) < len(splits) or features != FEATURES):
+        raise ValueError(f"{path}: no feature file {{split}}_{features}.npy for {', '.join(missing)}")
+    return DataSet(path, "precomp", splits, errors.messages)
 
 
-def _read_split(path: Path, stem: str, features: str, images: Path | None, faults: Faults) -> Split:
-    caps, ids_file, features_file = path / f"{stem}_caps.txt", path / f"{stem}_ids.txt", path / f"{stem}_{features}.npy"
-    texts = _captions(caps, faults)
+def infer_layout(location: str, rows: int | None, captions: int, ids: list[str] | None) -> Layout | None:
+    """The layout from the counts alone; None if only the features can tell (as many rows as captions, and no ids)."""
+    if ids is None:
+        if rows is None or rows == captions:
+            return None
+        return _one_row_per_image(location, rows, captions, [str(row) for row in range(rows)])
+    rows = len(ids) if rows is None else rows
+    if not ids:
+        raise ValueError(f"{location}: no ids: expected one per line")
+    if rows == captions == len(ids):
+        return _grouped(location, ids, rows)
+    if len(ids) == rows:
+        return _one_row_per_image(location, rows, captions, ids)
+    if len(ids) == captions:  # one id per caption, one row per image: any number of captions
+        layout = _grouped(location, ids, rows)
+        if len(layout.names) == rows:
+            return Layout(layout.names, layout.owners, np.arange(rows), repeated=False)
+    if rows == captions and captions % len(ids) == 0:  # one id per image, rows repeated for each caption
+        captions_per_image = captions // len(ids)
+        owners = np.repeat(np.arange(len(_distinct(location, ids))), captions_per_image)
+        return Layout(tuple(ids), owners, np.arange(len(ids)) * captions_per_image, repeated=True)
+    raise ValueError(f"{location}: {rows} feature rows, {captions} captions and {len(ids)} ids match no layout")
+
+
+def layout_from_features(file: Path, array: np.ndarray) -> Layout:
+    """The layout if there are as many rows as captions and no ids: equal rows belong to the same image."""
+    copies = 1
+    while copies < len(array) and np.array_equal(array[copies], array[0]):
+        copies += 1
+    if len(array) % copies:
+        raise ValueError(f"{file}: row 0 occurs {copies} times, which does not divide the {len(array)} rows")
+    if copies == 1 and equal_neighbours(array):
+        raise ValueError(f"{file}: only some rows equal the next row: an ids file is needed to identify the images")
+    count = len(array) // copies
+    names = tuple(str(image) for image in range(count))
+    return Layout(names, np.repeat(np.arange(count), copies), np.arange(count) * copies, repeated=copies > 1)
+
+
+def verify(file: Path, array: np.ndarray, layout: Layout) -> None:
+    """Check a sample of the features against the layout that the counts imply."""
+    if layout.repeated:
+        unequal = first_unequal_row(array, layout.rows, layout.copies(), sample_images(layout))
+        if unequal is not None:
+            raise ValueError(
+                f"{file}, row {unequal}: differs from the previous row, but ids and counts imply that rows are "
+                "repeated for each caption of an image"
+            )
+        return
+    if len(array) == len(layout.owners) and len(array) >= 10 and equal_neighbours(array) > 0.25:
+        raise ValueError(
+            f"{file}: rows are repeated, but each row has its own id: expected equal ids for the rows of one image"
+        )
+
+
+def sample_images(layout: Layout) -> Int[np.ndarray, " some"]:
+    """Evenly spaced images."""
+    count = len(layout.names)
+    return np.unique(np.linspace(0, count - 1, min(count, VERIFIED_IMAGES)).astype(np.int64))
+
+
+def first_unequal_row(
+    array: np.ndarray,
+    first_rows: Int[np.ndarray, " image"],
+    copies: Int[np.ndarray, " image"],
+    images: Int[np.ndarray, " some"],
+) -> int | None:
+    """The first row of these images that differs from the previous row of the same image, or None."""
+    for image in images:
+        for row in range(first_rows[image] + 1, first_rows[image] + copies[image]):
+            if not np.array_equal(array[row], array[row - 1], equal_nan=True):
+                return int(row)
+    return None
+
+
+def equal_neighbours(array: np.ndarray) -> float:
+    """Share of a sample of rows that equal the next row. Duplicate images cause a few."""
+    if len(array) <= 1:
+        return 0.0
+    rows = np.unique(np.linspace(0, len(array) - 2, min(len(array) - 1, 4 * VERIFIED_IMAGES)).astype(np.int64))
+    return float(np.mean([np.array_equal(array[row], array[row + 1]) for row in rows]))
+
+
+def _one_row_per_image(location: str, rows: int, captions: int, ids: list[str]) -> Layout:
+    _distinct(location, ids)
+    if rows == 0 or captions % rows:
+        raise ValueError(
+            f"{location}: {captions} captions cannot be divided evenly among {rows} feature rows: expected the same "
+            "number of captions per row, one row per caption, or one id per caption"
+        )
+    owners = np.repeat(np.arange(rows), captions // rows)
+    return Layout(tuple(ids), owners, np.arange(rows), repeated=False)
+
+
+def _grouped(location: str, ids: list[str], rows: int) -> Layout:
+    """Adjacent equal ids are one image."""
+    starts = [row for row in range(len(ids)) if row == 0 or ids[row] != ids[row - 1]]
+    names = [ids[row] for row in starts]
+    _distinct(location, names, [start + 1 for start in starts])
+    owners = np.repeat(np.arange(len(names)), np.diff([*starts, len(ids)]))
+    return Layout(tuple(names), owners, np.array(starts, dtype=np.int64), repeated=len(names) < rows)
+
+
+def _distinct(location: str, ids: list[str], lines: list[int] | None = None) -> list[str]:
+    line_of: dict[str, int] = {}
+    for position, name in enumerate(ids):
+        line = lines[position] if lines else position + 1
+        if name in line_of:
+            raise ValueError(f"{location}, line {line}: duplicate id {name}, first in line {line_of[name]}")
+        line_of[name] = line
+    return ids
+
+
+def _read_split(path: Path, stem: str, features: str, images: Path | None, errors: ErrorPolicy) -> Split:
+    captions_file, ids_file = path / f"{stem}_caps.txt", path / f"{stem}_ids.txt"
+    features_file = path / f"{stem}_{features}.npy"
+    texts = _captions(captions_file, errors)
     ids = _ids(ids_file) if ids_file.is_file() else None
-    array = map_array(features_file, (2, 3)) if features_file.is_file() else None
-    place = str(ids_file if ids is not None else caps)
-    layout = lay_out(place, None if array is None else len(array), len(texts), ids)
+    array = map_array(features_file, ["row dim", "row region dim"]) if features_file.is_file() else None
+    location = str(ids_file if ids is not None else captions_file)
+    layout = infer_layout(location, None if array is None else len(array), len(texts), ids)
     if array is not None:
         layout = layout_from_features(features_file, array) if layout is None else layout
         verify(features_file, array, layout)
     elif layout is None:
-        raise ValueError(f"{caps}: neither {features_file.name} nor {ids_file.name} is there to tell the images")
-    return _split(path, stem, layout, texts, array, features_file, images, faults)
+        raise ValueError(
+            f"{captions_file}: neither {features_file.name} nor {ids_file.name} exists to identify the images"
+        )
+    return _build_split(path, stem, layout, texts, array, features_file, images, errors)
 
 
-def _split(
+def _build_split(
     path: Path,
     stem: str,
     layout: Layout,
@@ -68,14 +198,14 @@ def _split(
     array: np.ndarray | None,
     features_file: Path,
     images: Path | None,
-    faults: Faults,
+    errors: ErrorPolicy,
 ) -> Split:
-    """Only what is whole: a caption that could not be read is left out, and so is an image that has none left."""
+    """Build the split. Skips captions that could not be read, and images without captions or without an image file."""
     kept_captions = np.array([text is not None for text in texts])
     kept_images = np.bincount(layout.owners[kept_captions], minlength=len(layout.names)) > 0
-    pictures = _pictures(path, stem, layout, images, kept_images, faults)
+    image_files = _image_files(path, stem, layout, images, kept_images, errors)
     for image in np.flatnonzero(~kept_images):
-        faults.listed.append(f"{path / stem}: image {layout.names[image]} is left out")
+        errors.messages.append(f"{path / stem}: skipped image {layout.names[image]}")
     kept_captions &= kept_images[layout.owners]
     rows = layout.rows[kept_images]
     index = None if array is None or np.array_equal(rows, np.arange(len(array))) else rows
@@ -83,7 +213,7 @@ def _split(
         image_names=tuple(name for name, kept in zip(layout.names, kept_images, strict=True) if kept),
         texts=tuple(text for text, kept in zip(texts, kept_captions, strict=True) if kept and text is not None),
         owners=(np.cumsum(kept_images) - 1)[layout.owners[kept_captions]],
-        pictures=pictures,
+        image_files=image_files,
         features=_rows(
             features_file,
             array,
@@ -96,22 +226,22 @@ def _split(
     )
 
 
-def _captions(file: Path, faults: Faults) -> list[str | None]:
+def _captions(file: Path, errors: ErrorPolicy) -> list[str | None]:
     texts: list[str | None] = []
-    for number, text in numbered_lines(file, faults):
-        why = None if text is None else no_caption(text)
-        if why:
-            faults.found(f"{file}, line {number}", why)
-        texts.append(None if why else text)
+    for number, text in numbered_lines(file, errors):
+        error = None if text is None else caption_error(text)
+        if error:
+            errors.report(f"{file}, line {number}", error)
+        texts.append(None if error else text)
     if not texts:
-        raise ValueError(f"{file}: no captions in it; expected one a line")
+        raise ValueError(f"{file}: no captions: expected one per line")
     return texts
 
 
 def _ids(file: Path) -> list[str]:
-    """Without them nothing fits, so here a fault is never skipped."""
+    """Without its ids a split cannot be read, so errors here are never skipped."""
     ids = []
-    for number, line in numbered_lines(file, Faults()):
+    for number, line in numbered_lines(file, ErrorPolicy()):
         if not line or not line.strip():
             raise ValueError(f"{file}, line {number}: expected an id, got an empty line")
         ids.append(line)
@@ -124,8 +254,8 @@ def _rows(
     index: np.ndarray | None,
     lengths: np.ndarray | None = None,
     copies: np.ndarray | None = None,
-) -> Rows | None:
-    return None if array is None else Rows((array,), str(file), index, lengths, copies)
+) -> FeatureArray | None:
+    return None if array is None else FeatureArray((array,), str(file), index, lengths, copies)
 
 
 def _lengths(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> np.ndarray | None:
@@ -138,49 +268,52 @@ def _lengths(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> 
     regions = array.shape[1] if array.ndim == 3 else 0
     fits = lengths.shape == (len(array),) and lengths.dtype.kind in "iu"
     if not fits or not ((lengths >= 1) & (lengths <= regions)).all():
-        raise ValueError(f"{file}: expected {len(array)} whole numbers from 1 to {regions}, one for each feature row")
+        expected = f"{len(array)} integers from 1 to {regions}, one per feature row"
+        actual = f"{lengths.min()} to {lengths.max()}" if fits else f"{lengths.dtype} of shape {lengths.shape}"
+        raise ValueError(f"{file}: expected {expected}, got {actual}")
     return (lengths if index is None else lengths[index]).astype(np.int64)
 
 
-def _boxes(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> Rows | None:
+def _boxes(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> FeatureArray | None:
     if array is None or not file.is_file():
         return None
-    boxes = map_array(file, (3,))
+    boxes = map_array(file, ["row region 4"])
     if array.ndim != 3 or boxes.shape != (*array.shape[:2], 4):
-        raise ValueError(f"{file}: expected 4 numbers for each region of the features {array.shape}, got {boxes.shape}")
+        raise ValueError(f"{file}: expected 4 values per region of the features {array.shape}, got shape {boxes.shape}")
     return _rows(file, boxes, index)
 
 
-def _caption_rows(file: Path, kept: np.ndarray) -> Rows | None:
+def _caption_rows(file: Path, kept: np.ndarray) -> FeatureArray | None:
     if not file.is_file():
         return None
-    array = map_array(file, (2, 3))
+    array = map_array(file, ["row dim", "row region dim"])
     if len(array) != len(kept):
-        raise ValueError(f"{file}: {len(array)} rows for {len(kept)} captions")
+        raise ValueError(f"{file}: expected {len(kept)} rows, one per caption, got {len(array)}")
     return _rows(file, array, None if kept.all() else np.flatnonzero(kept))
 
 
-def _pictures(
-    path: Path, stem: str, layout: Layout, images: Path | None, kept: np.ndarray, faults: Faults
-) -> Pictures | None:
-    """Image files, where a folder is named and ids are, or lead to, names of files. Marks lost images in `kept`."""
+def _image_files(
+    path: Path, stem: str, layout: Layout, images: Path | None, kept: np.ndarray, errors: ErrorPolicy
+) -> ImageFiles | None:
+    """The image files, if a folder is given; ids are file names, or map to them. Clears `kept` for missing images."""
     if images is None:
         return None
-    folder, mapped = PictureFolder(images, (), ()), _id_mapping(path)
-    found = [folder.find(mapped.get(name, name)) for name in layout.names]
-    for image, picture in enumerate(found):
-        if picture is None and kept[image]:
+    folder, mapping = ImageFolder(images, (), ()), _id_mapping(path)
+    image_files = [folder.find(mapping.get(name, name)) for name in layout.names]
+    for image, image_file in enumerate(image_files):
+        if image_file is None and kept[image]:
             name = layout.names[image]
-            faults.found(f"{path / stem}_ids.txt", f"there is no image file {mapped.get(name, name)} in {images}")
+            errors.report(f"{path / stem}_ids.txt", f"no image file {mapping.get(name, name)} in {images}")
             kept[image] = False
-    return Pictures([picture for picture, keep in zip(found, kept, strict=True) if keep and picture is not None])
+    return ImageFiles(
+        [image_file for image_file, keep in zip(image_files, kept, strict=True) if keep and image_file is not None]
+    )
 
 
 def _id_mapping(path: Path) -> dict[str, str]:
-    file = next(
-        (place for place in (path / "id_mapping.json", path.parent / "id_mapping.json") if place.is_file()), None
-    )
+    candidates = (path / "id_mapping.json", path.parent / "id_mapping.json")
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
     mapping = {} if file is None else read_json(file)
     if not isinstance(mapping, dict):
-        raise ValueError(f"{file}: expected an object that leads from ids to image files")
+        raise ValueError(f"{file}: expected an object that maps ids to image files")
     return {str(name): str(image) for name, image in mapping.items()}

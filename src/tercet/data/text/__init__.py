@@ -1,1 +1,1 @@
-"""Captions as words and as numbers."""
+"""Tokenizing captions: words, vocabularies and token ids."""

@@ -1,0 +1,1 @@
+"""Measurements of a finished run and the rules that turn them into findings."""

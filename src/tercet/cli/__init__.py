@@ -1,0 +1,1 @@
+"""The command line: the table of commands and their output."""

@@ -1,0 +1,248 @@
+"""The command `tercet`: a table of commands. Settings and implementation are imported only when a command is run."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any, NamedTuple
+
+import tercet
+
+
+class Command(NamedTuple):
+    help: str
+    run: Callable[[Any], None]
+    settings: str
+    """module:Class of the settings; a light module, so that --help is fast. Subcommands: name=module:Class ..."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command. Exit code 2 and a one-line message after a user error, 130 after Ctrl-C."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return
+    if arguments[0] == "--version":
+        print(f"tercet {tercet.__version__}")
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a character that the terminal cannot print must not stop the command
+    try:
+        command = _command(arguments[0])
+        command.run(_parse(arguments[0], command, arguments[1:]))
+    except (ValueError, OSError) as error:
+        print(f"tercet {arguments[0]}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(
+            f"tercet {arguments[0]}: stopped; finished work is kept, run the command again to resume", file=sys.stderr
+        )
+        sys.exit(130)
+
+
+def _parse(name: str, command: Command, arguments: list[str]) -> Any:
+    import tyro
+
+    program = f"tercet {name}"
+    if "=" in command.settings:
+        subcommands = {key: _attribute(path) for key, path in (item.split("=") for item in command.settings.split())}
+        return tyro.extras.subcommand_cli_from_dict(subcommands, prog=program, args=arguments)
+    settings = _attribute(command.settings)
+    if name == "train":  # so that --help shows the values of the recipe that --model names
+        from tercet.training.settings import defaults_for
+
+        return tyro.cli(settings, prog=program, args=arguments, default=defaults_for(arguments))
+    return tyro.cli(settings, prog=program, args=arguments)
+
+
+def _attribute(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _compare(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.comparison.compare import run_comparison
+
+    comparison = run_comparison(settings, Console(stderr=True))
+    comparison.print(Console())
+    report = comparison.save()
+    print(f"\nReport: {report}; tables (Markdown, LaTeX, CSV, JSON) and figures are in the same folder")
+    if comparison.results.failures:
+        sys.exit(1)  # finished runs were compared, but scripts must notice the failed ones
+
+
+def _train(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.cli.metrics_table import print_run
+    from tercet.training.train import train_run
+
+    run = train_run(settings)
+    if os.environ.get("RANK", "0") == "0":  # under torchrun only rank 0 prints
+        print_run(run, Console())
+
+
+def _evaluate(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.cli.metrics_table import print_evaluation
+    from tercet.training.evaluate_run import evaluate_models
+
+    print_evaluation(evaluate_models(settings), Console(), legacy=settings.explain_legacy)
+
+
+def _mine(settings: Any) -> None:
+    from tercet.training.mine_run import mine_table
+
+    mine_table(settings)
+
+
+def _analyse(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.analysis.reports.analyse import analyse
+
+    for file in analyse(settings, Console()):
+        print(file)
+
+
+def _doctor(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.analysis.reports.doctor_report import print_report, run_doctor
+
+    report, page = run_doctor(settings)
+    print_report(report, Console())
+    print(f"\nPage: {page}; all numbers: doctor.json in the same folder")
+
+
+def _data(settings: Any) -> None:
+    from tercet.data import commands
+    from tercet.data.settings import Inspect
+
+    if isinstance(settings, Inspect):
+        commands.inspect(settings)
+    else:
+        commands.convert(settings)
+
+
+def _features(settings: Any) -> None:
+    from tercet.data import commands
+
+    commands.features(settings)
+
+
+def _index(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.cli.search import index
+
+    index(settings, Console())
+
+
+def _search(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.cli.search import search
+
+    search(settings, Console())
+
+
+def _serve(settings: Any) -> None:
+    from rich.console import Console
+
+    try:
+        from tercet.serve.server import serve
+    except ImportError as error:
+        raise ValueError(f"tercet serve needs {error.name}: pip install 'tercet[search]'") from error
+
+    serve(settings, Console())
+
+
+def _import(settings: Any) -> None:
+    from tercet.inference import load_original
+
+    model = load_original(settings.system, settings.file, vocabulary=settings.vocabulary, tokenizer=settings.tokenizer)
+    model.save(settings.target)
+    print(f"wrote {settings.target}; load it with tercet.load({str(settings.target)!r})")
+    if settings.vocabulary is None and settings.tokenizer is None:
+        print("note: without --vocabulary or --tokenizer the model embeds token ids only, not texts", file=sys.stderr)
+
+
+COMMANDS = {
+    "compare": Command(
+        "train a grid of objectives x seeds and compare retrieval metrics, with significance tests",
+        _compare,
+        "tercet.comparison.settings:CompareSettings",
+    ),
+    "train": Command(
+        "train a model with one objective; an interrupted run resumes exactly",
+        _train,
+        "tercet.training.settings:TrainSettings",
+    ),
+    "evaluate": Command(
+        "evaluate trained models on a split, under a named protocol",
+        _evaluate,
+        "tercet.training.settings:EvaluateSettings",
+    ),
+    "mine": Command(
+        "mine the hardest negatives of a whole training split, for a second training round",
+        _mine,
+        "tercet.training.settings:MineSettings",
+    ),
+    "analyse": Command(
+        "analyse trained runs: contributing samples, diagrams, gradient breakdown, retrieved examples",
+        _analyse,
+        "tercet.analysis.reports.settings:AnalyseSettings",
+    ),
+    "data": Command(
+        "inspect or convert a dataset (CSV, JSON, Parquet, precomputed features, ...)",
+        _data,
+        "inspect=tercet.data.settings:Inspect convert=tercet.data.settings:Convert",
+    ),
+    "features": Command(
+        "extract features of a dataset with frozen encoders", _features, "tercet.data.settings:Features"
+    ),
+    "doctor": Command(
+        "diagnose a finished run: common training faults, with measurements and advice",
+        _doctor,
+        "tercet.analysis.reports.settings:DoctorSettings",
+    ),
+    "index": Command(
+        "build a search index: embed images with a trained model", _index, "tercet.search.settings:IndexSettings"
+    ),
+    "search": Command("search an index by text or by image", _search, "tercet.search.settings:SearchSettings"),
+    "serve": Command(
+        "start a web server: search, compare models, monitor runs, try objectives",
+        _serve,
+        "tercet.search.settings:ServeSettings",
+    ),
+    "import": Command(
+        "convert a checkpoint of the original authors to a Tercet model, without executing code in it",
+        _import,
+        "tercet.cli.settings:ImportSettings",
+    ),
+}
+
+
+def _command(name: str) -> Command:
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command; known: {', '.join(COMMANDS)}")
+    return COMMANDS[name]
+
+
+def _help() -> str:
+    rows = "\n".join(f"  {name:<10} {command.help}" for name, command in COMMANDS.items())
+    return (
+        "tercet: train, compare and dissect objectives for image-text retrieval\n\n"
+        f"usage: tercet COMMAND [settings]\n\n{rows}\n\n"
+        "tercet COMMAND --help lists the settings of a command. tercet --version prints the version."
+    )
+
+
+if __name__ == "__main__":
+    main()

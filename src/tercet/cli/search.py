@@ -1,0 +1,97 @@
+"""`tercet index` and `tercet search`."""
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from tercet.data.formats import FORMATS, open_data
+from tercet.data.image_io import SUFFIXES
+from tercet.inference import checksum_of_weights, load
+from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
+from tercet.search.metadata import images_in_dataset, images_in_folder, printable
+from tercet.search.searcher import Hit, Searcher
+from tercet.search.settings import IndexSettings, SearchSettings
+from tercet.search.two_stage import check_indexable, encode_for_index
+
+MAX_PRINTED_ERRORS = 5  # unreadable.txt lists all
+
+
+def index(settings: IndexSettings, console: Console) -> IndexUpdate:
+    retriever = load(settings.model)  # before reading any image: a wrong path fails at once
+    check_indexable(retriever)
+    # Absolute, so that the index works from any directory. What is not a path is the name of a generated dataset.
+    source = str(Path(settings.images).resolve()) if Path(settings.images).exists() else settings.images
+    image_files = _image_files(source, settings.splits)
+    model = {"path": str(settings.model.resolve()), "system": retriever.system}
+    model["weights"] = checksum_of_weights(settings.model)
+    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=None)
+        update = update_index(
+            settings.out,
+            image_files,
+            lambda images: encode_for_index(retriever, images),
+            model,
+            kind=settings.kind,
+            source=source,
+            advance=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    for error in update.unreadable[:MAX_PRINTED_ERRORS]:
+        console.print(f"skipped: {error}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if len(update.unreadable) > MAX_PRINTED_ERRORS:
+        more = len(update.unreadable) - MAX_PRINTED_ERRORS
+        console.print(f"skipped {more:,} more images, listed in unreadable.txt", style="yellow")
+    counts = f"{update.added:,} added, {update.changed:,} changed"
+    counts += f", {update.unchanged:,} unchanged, {update.removed:,} removed"
+    console.print(f"{settings.out}: {counts}", highlight=False, markup=False, soft_wrap=True)
+    if update.recall is not None:
+        console.print(f"hnsw recall@10: {100 * update.recall:.1f} % (queries: images of the index)")
+    return update
+
+
+def search(settings: SearchSettings, console: Console) -> list[Hit]:
+    if (settings.query is None) == (settings.image is None):
+        raise ValueError('give either a query text or --image: tercet search INDEX "two dogs in snow"')
+    searcher = Searcher.open(settings.index, settings.model)
+    if settings.query is not None:
+        hits = searcher.search_text(settings.query, settings.k)
+    else:
+        assert settings.image is not None
+        hits = searcher.search_image(settings.image, settings.k)
+    if settings.json:
+        print(json.dumps([hit.content() for hit in hits], indent=2))
+    else:
+        console.print(results_table(hits))
+    return hits
+
+
+def results_table(hits: list[Hit]) -> Table:
+    table = Table(box=None)
+    table.add_column("rank", justify="right")
+    table.add_column("similarity", justify="right")
+    table.add_column("image", overflow="fold")
+    with_captions = any(hit.item.captions for hit in hits)
+    if with_captions:
+        table.add_column("caption")
+    for hit in hits:
+        row = [str(hit.rank), f"{hit.similarity:.3f}", hit.item.path]
+        row += [hit.item.captions[0] if hit.item.captions else ""] if with_captions else []
+        table.add_row(*(Text(printable(cell)) for cell in row))  # Text: brackets are not parsed as markup
+    return table
+
+
+def _image_files(source: str, splits: tuple[str, ...]) -> ImagesToIndex:
+    """Return the images of a dataset, or of a plain folder of images."""
+    folder = Path(source)
+    if folder.is_dir() and not any(data_format.recognise(folder) for data_format in FORMATS.values()):
+        if splits:
+            raise ValueError(f"{folder} is a plain folder of images and has no splits: {', '.join(splits)}")
+        image_files = images_in_folder(folder)
+        if not image_files:
+            raise ValueError(f"{folder}: no images found; supported: {', '.join(sorted(SUFFIXES))}")
+        return image_files
+    return images_in_dataset(open_data(source), splits)

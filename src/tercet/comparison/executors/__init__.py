@@ -1,0 +1,1 @@
+"""Executors: they execute the runs of a comparison."""

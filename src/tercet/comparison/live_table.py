@@ -1,0 +1,126 @@
+"""Progress of a comparison in the terminal: a results table that fills in, and a progress bar per active run."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from tercet.comparison.plan import PlannedRun
+from tercet.comparison.results import Failure, Results, Run, read_run
+from tercet.comparison.tables import recalls_table
+
+SECONDS_BETWEEN_FRAMES = 0.25
+
+
+class LiveTable:
+    """Executor events -> results and failures, shown live; prints one line per run if stderr is not a terminal."""
+
+    def __init__(self, console: Console, results: Results, total: int, *, metric: str, title: str) -> None:
+        self.failures: list[Failure] = []
+        self.trials = False
+        self.folders: dict[str, Path] = {}
+        self.run_ids: dict[str, str] = {}
+        """Run label -> run id of the planned settings."""
+        self.results = results
+        self._console, self._metric = console, metric
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            auto_refresh=False,
+        )
+        self._all = self._progress.add_task(f"[bold]{escape(title)}", total=total, status="")
+        self._bars: dict[str, TaskID] = {}
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._next_frame = 0.0
+
+    def __enter__(self) -> "LiveTable":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def reused(self, plan: PlannedRun, folder: Path) -> None:
+        """A finished run folder already exists."""
+        try:
+            self._add(plan, folder)
+        except ValueError as error:
+            self.failed(plan, str(error))
+
+    def started(self, plan: PlannedRun) -> None:
+        self._bars[run_label(plan)] = self._progress.add_task(escape(run_label(plan)), total=None, status="")
+
+    def step(self, plan: PlannedRun, done: int, total: int, status: Mapping[str, str]) -> None:
+        text = f"monitor {status['monitor']}" if "monitor" in status else ""
+        self._progress.update(self._bars[run_label(plan)], completed=done, total=total, status=text)
+
+    def finished(self, plan: PlannedRun, folder: Path) -> None:
+        if not folder.name.endswith(self.run_ids.get(run_label(plan), "")):
+            self.failed(plan, f"the file of {plan.variant.objective} changed during the run: run the command again")
+            return
+        run = self._add(plan, folder)
+        self._print_line(f"{run_label(plan)}: rsum {run.metrics['rsum']:.1f} in {run.machine['seconds']:.0f} s")
+
+    def failed(self, plan: PlannedRun, why: str) -> None:
+        self._end(plan)
+        self.failures.append(Failure(run_label(plan), why, self.trials))
+        self._console.print(f"[red]{escape(run_label(plan))} failed:[/] {escape(why)}", highlight=False, soft_wrap=True)
+
+    def idle(self) -> None:
+        if self._live is not None and time.monotonic() >= self._next_frame:
+            self._next_frame = time.monotonic() + SECONDS_BETWEEN_FRAMES
+            self._live.update(self._frame(), refresh=True)
+
+    def _record(self, plan: PlannedRun, run: Run) -> None:
+        self.results.runs.setdefault(plan.variant.name, {})[plan.settings.seed] = run
+
+    def _add(self, plan: PlannedRun, folder: Path) -> Run:
+        run = read_run(folder, plan.settings.seed)
+        self._end(plan)
+        self.folders[run_label(plan)] = folder
+        self._record(plan, run)
+        return run
+
+    def _end(self, plan: PlannedRun) -> None:
+        bar = self._bars.pop(run_label(plan), None)
+        if bar is not None:
+            self._progress.remove_task(bar)
+        self._progress.advance(self._all)
+
+    def _frame(self) -> Group:
+        rows = self._console.height - len(self._bars) - 6
+        names = self.results.ordered(self._metric)
+        table = recalls_table(self.results, names[: max(1, rows)]).terminal() if names else Text("")
+        more = Text(f"and {len(names) - rows} more", style="dim") if len(names) > rows else Text("")
+        return Group(table, more, self._progress)
+
+    def _print_line(self, text: str) -> None:
+        if self._live is None:
+            self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+class LrTrials(LiveTable):
+    """Progress of the learning-rate search; its runs are not results."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        super().__init__(console, Results((), {}), total, metric="rsum", title="learning-rate search")
+        self.trials = True
+
+    def _record(self, plan: PlannedRun, run: Run) -> None:
+        pass
+
+
+def run_label(plan: PlannedRun) -> str:
+    return f"{plan.name} lr {plan.settings.learning_rate:g}"

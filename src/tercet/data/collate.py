@@ -1,0 +1,147 @@
+"""Collating: batch indices -> `Batch`, with optional augmentation, ignored pairs and mined negatives."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from tercet.data.augment import SizeAugmentation, drop_regions, drop_words
+from tercet.data.dataset import shared_texts
+from tercet.data.hard_negatives import HardNegativeSampler, SampledNegatives
+from tercet.data.paired_dataset import PairedData
+from tercet.data.prefetch import prefetch
+from tercet.data.samplers import BatchIndices
+from tercet.data.text.tokenized import TokenizedCaptions
+from tercet.data.transforms import Crop, Pixels
+from tercet.types import Batch, MinedItems
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes the batches of a split, in any order: a batch depends on its indices and seed alone."""
+
+    data: PairedData
+    augmentation: SizeAugmentation | None = None
+    ignore_equal_text: bool = False
+    """Ignore pairs of an image and a foreign caption whose exact text is also a caption of the image."""
+    truth: Literal["unused", "positive", "ignored"] = "unused"
+    """How to treat foreign captions that are known to be true of an image."""
+
+    crop: Crop = "none"
+    """Random crops, if the images are pixels."""
+    diagonal: bool = False
+    """Only the sampled pairs are positive, even if an image occurs twice in the batch."""
+    negative_sampler: HardNegativeSampler | None = None
+    """Samples mined negatives for every positive pair."""
+    mined_as_candidates: bool = False
+    """Add i- and t- to the batch as further images and captions, instead of as mined negatives of pairs."""
+
+    def __post_init__(self) -> None:
+        if self.crop != "none" and not isinstance(self.data.images, Pixels):
+            raise ValueError(f"random crops need image files; {self.data.name} has precomputed features")
+        if self.truth != "unused" and self.data.truth is None:
+            raise ValueError(f"{self.data.name} does not say which captions are true of other images")
+
+    def make(self, indices: BatchIndices) -> Batch:
+        if self.negative_sampler is None:
+            return self._collate(indices)
+        if self.mined_as_candidates:
+            return self._collate(self._with_candidates(indices, self.negative_sampler))
+        batch = self._collate(indices)
+        image, caption = batch.positives().nonzero(as_tuple=True)
+        generator = torch.Generator().manual_seed(indices.seed ^ 2)
+        negatives = self.negative_sampler.draw(indices.images[image], indices.captions[caption], generator)
+        return replace(batch, mined=self._mined(negatives, indices.seed ^ 3))
+
+    def run(self, index_batches: Sequence[BatchIndices], *, workers: int = 0) -> Iterator[Batch]:
+        """Yield the batches in order. With workers, that many threads prefetch; the batches are the same."""
+        if workers == 0:
+            yield from map(self.make, index_batches)
+        else:
+            yield from prefetch(self.make, index_batches, workers)
+
+    def equal_text(self, indices: BatchIndices) -> Bool[Tensor, "image caption"]:
+        """Mask of the pairs in which the caption's exact text is also a caption of the image."""
+        equal = torch.zeros(len(indices.images), len(indices.captions), dtype=torch.bool)
+        for column, caption in enumerate(indices.captions.tolist()):
+            if caption in self._images_by_caption:
+                equal[:, column] = torch.isin(indices.images, self._images_by_caption[caption])
+        return equal
+
+    def _collate(self, indices: BatchIndices) -> Batch:
+        images, image_lengths, captions, caption_lengths = self._items(indices)
+        caption_ids = self.data.owners[indices.captions]
+        also_positive, ignored = self._special_pairs(indices, caption_ids)
+        ids = indices.images, caption_ids
+        if self.diagonal:
+            ids = torch.arange(len(indices.images)), torch.arange(len(indices.captions))
+        return Batch(images, captions, *ids, image_lengths, caption_lengths, also_positive, ignored)
+
+    def _mined(self, negatives: SampledNegatives, seed: int) -> MinedItems:
+        """Each distinct item once, however many pairs it was sampled for."""
+        images, image_positions = negatives.images.unique(return_inverse=True)
+        captions, caption_positions = negatives.captions.unique(return_inverse=True)
+        items, image_lengths, words, caption_lengths = self._items(BatchIndices(images, captions, seed))
+        return MinedItems(items, words, image_positions, caption_positions, image_lengths, caption_lengths)
+
+    def _with_candidates(self, indices: BatchIndices, sampler: HardNegativeSampler) -> BatchIndices:
+        """Add every i- and t- that is not in the batch yet; ids still decide which pairs are positive."""
+        image, caption = (indices.images[:, None] == self.data.owners[indices.captions]).nonzero(as_tuple=True)
+        generator = torch.Generator().manual_seed(indices.seed ^ 2)
+        negatives = sampler.draw(indices.images[image], indices.captions[caption], generator)
+        images, captions = negatives.images[:, 0].unique(), negatives.captions[:, 0].unique()
+        images = images[~torch.isin(images, indices.images)]
+        captions = captions[~torch.isin(captions, indices.captions)]
+        return BatchIndices(torch.cat([indices.images, images]), torch.cat([indices.captions, captions]), indices.seed)
+
+    def _items(self, indices: BatchIndices) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """Images and their lengths, captions and their lengths."""
+        images, image_lengths = self._images(indices)
+        if self.augmentation is not None and self.augmentation.regions > 0 and images.ndim == 3:
+            generator = torch.Generator().manual_seed(indices.seed)
+            images, image_lengths = drop_regions(images, image_lengths, self.augmentation, generator)
+        return images, image_lengths, *self._captions(indices)
+
+    def _images(self, indices: BatchIndices) -> tuple[Tensor, Int[Tensor, " image"] | None]:
+        if self.crop != "none" and isinstance(self.data.images, Pixels):
+            return self.data.images.cropped(indices.images, self.crop, indices.seed), None
+        return self.data.images.take(indices.images)
+
+    def _captions(self, indices: BatchIndices) -> tuple[Tensor, Int[Tensor, " caption"] | None]:
+        source = self.data.captions
+        if self.augmentation is not None and self.augmentation.words > 0 and isinstance(source, TokenizedCaptions):
+            generator = torch.Generator().manual_seed(indices.seed ^ 1)
+            return drop_words(source, indices.captions, self.augmentation.words, generator)
+        return source.take(indices.captions)
+
+    def _special_pairs(
+        self, indices: BatchIndices, caption_ids: Int[Tensor, " caption"]
+    ) -> tuple[Bool[Tensor, "image caption"] | None, Bool[Tensor, "image caption"] | None]:
+        """Masks of the additional positives and of the ignored pairs; None where there are none."""
+        also_positive, ignored = None, None
+        if self.truth == "unused" and not self.ignore_equal_text:
+            return None, None
+        own = indices.images[:, None] == caption_ids[None, :]
+        if self.truth != "unused":
+            assert self.data.truth is not None
+            known = self.data.truth(indices.images, indices.captions) & ~own
+            also_positive, ignored = (known, None) if self.truth == "positive" else (None, known)
+        if self.ignore_equal_text:
+            equal = self.equal_text(indices) & ~own
+            if also_positive is not None:
+                equal &= ~also_positive
+            ignored = equal if ignored is None else ignored | equal
+        return also_positive, ignored
+
+    @cached_property
+    def _images_by_caption(self) -> dict[int, Int[Tensor, " image"]]:
+        """Caption -> all images that have its text, for captions whose text belongs to more than one image."""
+        shared = {
+            text: torch.tensor(images)
+            for text, images in shared_texts(self.data.texts, self.data.owners.tolist()).items()
+        }
+        return {caption: shared[text] for caption, text in enumerate(self.data.texts) if text in shared}

@@ -1,0 +1,1 @@
+"""Feature extraction with frozen encoders."""

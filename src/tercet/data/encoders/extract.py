@@ -1,0 +1,289 @@
+"""Feature extraction into a precomp folder with a manifest. An interrupted extraction resumes.
+
+The manifest also tells which encoders to apply to raw texts and images for a model trained on the features.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tercet.data.dataset import DataSet, Split, subset, without_bad_features
+from tercet.data.encoders.registry import ImageEncoder, TextEncoder
+from tercet.data.formats.writers import PRECOMP_SPLIT_NAMES, write_rows, write_texts
+from tercet.data.image_io import ImageFiles, ImageSource, open_image
+from tercet.data.prefetch import prefetch
+from tercet.data.samplers import by_length
+from tercet.data.textio import ErrorPolicy, read_json
+from tercet.storage import LOCK, resumable_directory, sha256_of, write_json
+
+MANIFEST, PROGRESS = "features.json", "progress.json"
+FILES = "files"  # manifest key: checksums of the files of a finished folder
+IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
+FLUSH_INTERVAL = 16  # batches; a kill loses what was encoded since the last flush
+
+Encoded = Callable[[list[Int[Tensor, " _"]]], Iterator[Tensor]]
+"""Encodes batches of items."""
+
+
+class Encoders(NamedTuple):
+    """The encoders of a feature folder; None for unknown ones."""
+
+    images: tuple[str | None, bool]
+    """Name, and whether it encoded a grid."""
+    captions: str | None
+
+
+def encoders_of(path: Path) -> Encoders:
+    """Read the encoders from the manifest of `tercet features`. Captions of scenes are encoded as bag-of-words."""
+    if str(path).startswith("scenes"):
+        return Encoders((None, False), "bag-of-words")
+    content = read_json(path / MANIFEST) if (path / MANIFEST).is_file() else {}
+    images, texts = (_about(content, key) for key in ("image_encoder", "text_encoder"))
+    grid = str(images.get("output", "")).startswith(("grid", "81 cells"))
+    return Encoders((_name(images), grid), _name(texts))
+
+
+def _about(content: Any, key: str) -> dict[str, Any]:
+    about = content.get(key) if isinstance(content, dict) else None
+    return about if isinstance(about, dict) else {}
+
+
+def _name(about: dict[str, Any]) -> str | None:
+    """The encoder name without the package, which follows in parentheses."""
+    name = about.get("encoder")
+    return name.split(" (")[0] if isinstance(name, str) else None
+
+
+@dataclass(frozen=True)
+class ExtractProgress:
+    """Callbacks for a progress bar: `begin(title, total)` and `advance(items)`."""
+
+    begin: Callable[[str, int], None] = lambda title, total: None
+    advance: Callable[[int], None] = lambda items: None
+
+
+def extract(
+    data: DataSet,
+    target: Path,
+    images: ImageEncoder | None,
+    texts: TextEncoder | None,
+    *,
+    dtype: str = "float32",
+    errors: ErrorPolicy | None = None,
+    progress: ExtractProgress | None = None,
+) -> bool:
+    """Write the features of all splits to `target`. False if it already holds features with the same manifest.
+
+    Without an image encoder, the features of the dataset are copied. All images are decoded before the first is
+    encoded, so that a bad image is reported early.
+    """
+    progress, errors = progress or ExtractProgress(), errors or ErrorPolicy()
+    if target.exists() and not (target / MANIFEST).is_file():
+        raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
+    data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
+    manifest = _manifest(data, images, texts, dtype)
+    if target.exists():
+        _check_manifest(manifest, target)
+        _check_files(target)
+        return False
+    with resumable_directory(target) as unfinished:
+        if (unfinished / MANIFEST).is_file():
+            _check_manifest(manifest, unfinished)
+        else:
+            write_json(unfinished / MANIFEST, manifest)
+        position = _ResumePosition(unfinished / PROGRESS)
+        for name, split in data.splits.items():
+            stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
+            _extract_split(stem, split, images, texts, dtype, position, progress)
+        (unfinished / PROGRESS).unlink(missing_ok=True)
+        write_json(unfinished / MANIFEST, manifest | {FILES: _checksums(unfinished)})
+    return True
+
+
+def _extract_split(
+    stem: Path,
+    split: Split,
+    images: ImageEncoder | None,
+    texts: TextEncoder | None,
+    dtype: str,
+    position: "_ResumePosition",
+    progress: ExtractProgress,
+) -> None:
+    write_texts(stem, split, repeated=False)
+    if images is not None:
+        assert split.image_files is not None
+        batches = list(torch.arange(len(split.image_files)).split(IMAGE_BATCH_SIZE))
+        encoded = _encoded_images(split.image_files, images)
+        _fill(Path(f"{stem}_ims.npy"), len(split.image_files), batches, encoded, dtype, position, progress)
+    elif split.features is not None:
+        write_rows(Path(f"{stem}_ims.npy"), split.features, np.arange(len(split.features)))
+        if split.features.lengths is not None:
+            np.save(f"{stem}_lengths.npy", split.features.lengths)
+        if split.boxes is not None:
+            write_rows(Path(f"{stem}_boxes.npy"), split.boxes, np.arange(len(split.boxes)))
+    if texts is not None:
+        batches = by_length(np.array([len(text) for text in split.texts]), TEXT_BATCH_SIZE)
+        _fill(
+            Path(f"{stem}_txt.npy"), len(split.texts), batches, _encoded_texts(split, texts), dtype, position, progress
+        )
+
+
+def _encoded_images(image_files: ImageFiles, encoder: ImageEncoder) -> Encoded:
+    def load(items: Int[Tensor, " item"]) -> Tensor:
+        return torch.stack([encoder.prepare(image_files.open(item)) for item in items.tolist()])
+
+    def run(batches: list[Int[Tensor, " _"]]) -> Iterator[Tensor]:
+        yield from map(encoder.encode, prefetch(load, batches, workers=1))
+
+    return run
+
+
+def _encoded_texts(split: Split, encoder: TextEncoder) -> Encoded:
+    def run(batches: list[Int[Tensor, " _"]]) -> Iterator[Tensor]:
+        yield from (encoder.encode([split.texts[item] for item in items.tolist()]) for items in batches)
+
+    return run
+
+
+def _fill(
+    file: Path,
+    count: int,
+    batches: list[Int[Tensor, " _"]],
+    encoded: Encoded,
+    dtype: str,
+    position: "_ResumePosition",
+    progress: ExtractProgress,
+) -> None:
+    """Write the encoded items to the file. Batches do not depend on where it resumes: the result is bit-identical."""
+    done = position.batches(file.name)
+    progress.begin(file.stem, count)
+    progress.advance(sum(map(len, batches[:done])))
+    array: np.memmap | None = np.lib.format.open_memmap(file, mode="r+") if done else None
+    for index, features in enumerate(encoded(batches[done:]), start=done):
+        with np.errstate(over="ignore"):
+            values = features.float().numpy().astype(dtype)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{file.stem}: NaN or values too large for {dtype} in the items {batches[index].tolist()}")
+        if array is None:
+            shape = (count, *values.shape[1:])
+            array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        array[batches[index].numpy()] = values
+        progress.advance(len(features))
+        if (index + 1) % FLUSH_INTERVAL == 0 or index + 1 == len(batches):
+            array.flush()  # before the position is recorded
+            position.reached(file.name, index + 1)
+
+
+class _ResumePosition:
+    """The number of batches of each file that have been flushed to disk."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        content = read_json(file) if file.is_file() else {}
+        self.done: dict[str, int] = content if isinstance(content, dict) else {}
+
+    def batches(self, name: str) -> int:
+        return self.done.get(name, 0)
+
+    def reached(self, name: str, batches: int) -> None:
+        self.done[name] = batches
+        write_json(self.file, self.done)
+
+
+def without_bad_images(data: DataSet, errors: ErrorPolicy, progress: ExtractProgress) -> DataSet:
+    """Decode every image and report those that cannot be decoded; skip them if `errors` skips."""
+
+    def decoding_error(image_file: ImageSource) -> str | None:
+        try:
+            open_image(image_file)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    splits = {}
+    for name, split in data.splits.items():
+        if split.image_files is None:
+            raise ValueError(f"{data.path}: no images of {name} to encode: pass the image folder with --images")
+        progress.begin(f"checking images of {name}", len(split.image_files))
+        valid = []
+        for image, error in enumerate(prefetch(decoding_error, split.image_files, workers=os.cpu_count() or 1)):
+            progress.advance(1)
+            if error is None:
+                valid.append(image)
+            else:
+                errors.report(f"{name}, image {split.image_names[image]}", error)
+        splits[name] = split if len(valid) == len(split.image_files) else subset(split, np.array(valid, dtype=np.int64))
+        if not valid:
+            raise ValueError(f"{data.path}: none of the images of {name} can be read")
+    return DataSet(data.path, data.format, splits, errors.messages)
+
+
+def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | None, dtype: str) -> dict[str, Any]:
+    """Everything that the features depend on."""
+    splits = {}
+    for name, split in data.splits.items():
+        about: dict[str, Any] = {"images": len(split.image_names), "captions": len(split.texts)}
+        about["texts"] = _checksum(text.encode() for text in (*split.image_names, *split.texts))
+        if images is not None:
+            assert split.image_files is not None
+            about["images"] = _checksum(image_file.content() for image_file in split.image_files)
+        elif split.features is not None:
+            about["features"] = split.features.checksum(whole=True)
+            about["boxes"] = None if split.boxes is None else split.boxes.checksum(whole=True)
+        splits[name] = about
+    return {
+        "image_encoder": None if images is None else images.about,
+        "text_encoder": None if texts is None else texts.about,
+        "dtype": dtype,
+        "splits": splits,
+    }
+
+
+def _checksum(contents: Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "big") + content)
+    return digest.hexdigest()[:32]
+
+
+def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
+    """Raise `ValueError` if the features in the folder have another manifest."""
+    stored = read_json(folder / MANIFEST)
+    if not isinstance(stored, dict):
+        raise ValueError(f"{folder / MANIFEST}: damaged: remove the folder or choose another target")
+    stored.pop(FILES, None)
+    manifest = json.loads(json.dumps(manifest))
+    if stored == manifest:
+        return
+    differing = [key for key in manifest if manifest[key] != stored.get(key)]
+    first = differing[0] if differing else "manifest"
+    raise ValueError(
+        f"{folder} holds other features: its {first} is {_short(stored.get(first))}, requested is "
+        f"{_short(manifest.get(first))}; remove the folder or choose another target"
+    )
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    files = (file for file in sorted(folder.iterdir()) if file.name not in (MANIFEST, LOCK, PROGRESS))
+    return {file.name: sha256_of([file]) for file in files}
+
+
+def _check_files(folder: Path) -> None:
+    """Check that every file exists and has its checksum."""
+    for name, checksum in read_json(folder / MANIFEST).get(FILES, {}).items():
+        if not (folder / name).is_file() or sha256_of([folder / name]) != checksum:
+            raise ValueError(f"{folder / name} is missing or was changed: remove {folder} and run again")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 300 else f"{text[:297]}..."

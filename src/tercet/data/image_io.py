@@ -1,0 +1,101 @@
+"""Reading and decoding image files, with limits for untrusted input."""
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+MAX_ASPECT_RATIO = 200
+MAX_PIXELS = 100_000_000  # larger images are treated as decompression bombs
+
+
+@runtime_checkable
+class ImageSource(Protocol):
+    """Provides the bytes of an image file; `str()` of it names their location in messages."""
+
+    def content(self) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    path: Path
+
+    def content(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"{self.path}: cannot read the file: {error.strerror}") from error
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True)
+class ImageBytes:
+    """An image file in memory, such as an upload."""
+
+    data: bytes
+    name: str = "the image"
+
+    def content(self) -> bytes:
+        return self.data
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The images of a split, in the order of its images."""
+
+    sources: Sequence[ImageSource]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __iter__(self) -> Iterator[ImageSource]:
+        return iter(self.sources)
+
+    def open(self, item: int) -> Image.Image:
+        return open_image(self.sources[item])
+
+    @staticmethod
+    def concatenate(image_files: "Sequence[ImageFiles]") -> "ImageFiles":
+        return ImageFiles([source for each in image_files for source in each.sources])
+
+
+def open_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode an image to RGB and apply its EXIF orientation. `ValueError` with its location if it is invalid."""
+    content = source.content()
+    if not content:
+        raise ValueError(f"{source}: empty file (0 bytes)")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the size is checked below, and odd metadata does not matter
+            return as_rgb(Image.open(io.BytesIO(content)), max_pixels)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{source}: not an image format that Pillow can read") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{source}: too many pixels: {error}") from error
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+        raise ValueError(f"{source}: damaged or unsupported image: {error or type(error).__name__}") from error
+
+
+def as_rgb(image: Image.Image, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Check size and aspect ratio, apply the EXIF orientation and convert to RGB."""
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ValueError(f"{width} x {height} pixels: at most {max_pixels:,} pixels are allowed")
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise ValueError(f"{width} x {height} pixels: the aspect ratio must be at most {MAX_ASPECT_RATIO}")
+    if image.mode == "F":
+        raise ValueError("float images (mode F) are not supported: the value range is unknown")
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to 255
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    return ImageOps.exif_transpose(image).convert("RGB")

@@ -1,0 +1,173 @@
+"""Dataset summary and thorough checks, for `tercet data inspect`."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tercet.data.dataset import DataSet, Split, shared_texts
+from tercet.data.feature_array import FeatureArray
+from tercet.data.formats.precomp import first_unequal_row
+from tercet.data.image_io import ImageSource, open_image
+from tercet.data.prefetch import prefetch
+from tercet.data.text.tokenizer import tokenize
+
+MAX_EXAMPLES = 3
+
+
+@dataclass
+class SplitSummary:
+    """One row of the summary table."""
+
+    images: int
+    captions: int
+    captions_per_image: tuple[int, float, int]
+    """Minimum, mean, maximum."""
+    words_per_caption: tuple[int, float, int]
+    """Minimum, median, maximum."""
+    shared_captions: int
+    """Number of captions whose exact text also captions another image of the split."""
+    image_files: int | None
+    features: str
+    caption_features: str
+
+
+@dataclass
+class DatasetSummary:
+    splits: dict[str, SplitSummary] = field(default_factory=dict)
+    overlaps: list[tuple[str, str, str, int]] = field(default_factory=list)
+    """Overlaps between splits: first split, second split, kind of item, count."""
+    warnings: list[str] = field(default_factory=list)
+    """Worth knowing, but not errors."""
+    errors: list[str] = field(default_factory=list)
+    examples: list[tuple[str, str, list[str]]] = field(default_factory=list)
+    """Split, image, captions."""
+
+
+ProgressCallback = Callable[[str, int], Callable[[int], None]]
+"""Starts a progress bar with a title and a total; returns the function that advances it."""
+
+
+def summarise(data: DataSet, progress: ProgressCallback = lambda title, total: lambda items: None) -> DatasetSummary:
+    """Summarise a dataset. Decodes every image and reads every feature."""
+    summary = DatasetSummary(errors=list(data.skipped))
+    contents: dict[str, dict[str, Counter[str]]] = {}
+    for name, split in data.splits.items():
+        contents[name] = {"image names": Counter(split.image_names), "captions": Counter(split.texts)}
+        if split.image_files is not None:
+            advance = progress(f"images of {name}", len(split.image_files))
+            contents[name]["images"] = _check_images(name, split, summary, advance)
+        if split.features is not None:
+            advance = progress(f"features of {name}", len(split.features))
+            contents[name]["feature rows"] = _check_features(name, split.features, summary, advance)
+        for rows in (split.boxes, split.caption_features):
+            if rows is not None:
+                summary.errors += _nonfinite_errors(rows, rows.nonfinite_items())
+        summary.splits[name] = _summarise_split(split)
+    _find_overlaps(contents, summary)
+    summary.examples = list(_examples(data))
+    return summary
+
+
+def _summarise_split(split: Split) -> SplitSummary:
+    captions, words = split.captions_per_image(), np.array([len(tokenize(text)) for text in split.texts])
+    shared = shared_texts(split.texts, split.owners.tolist())
+    return SplitSummary(
+        images=len(split.image_names),
+        captions=len(split.texts),
+        captions_per_image=(int(captions.min()), float(captions.mean()), int(captions.max())),
+        words_per_caption=(int(words.min()), float(np.median(words)), int(words.max())),
+        shared_captions=sum(text in shared for text in split.texts),
+        image_files=None if split.image_files is None else len(split.image_files),
+        features=_shape(split.features),
+        caption_features=_shape(split.caption_features),
+    )
+
+
+def _shape(rows: FeatureArray | None) -> str:
+    if rows is None:
+        return "none"
+    lengths = "" if rows.lengths is None else f", {rows.lengths.min()} to {rows.lengths.max()} regions"
+    return f"{' x '.join(map(str, rows.shape))} {rows.dtype}{lengths}"
+
+
+def _check_images(name: str, split: Split, summary: DatasetSummary, advance: Callable[[int], None]) -> Counter[str]:
+    """Decode all images; return how often each file content occurs."""
+
+    def check(image_file: ImageSource) -> tuple[str, str | None]:
+        try:
+            open_image(image_file)
+            return hashlib.sha256(image_file.content()).hexdigest(), None
+        except ValueError as error:
+            return "", str(error)
+
+    assert split.image_files is not None
+    counts: Counter[str] = Counter()
+    for checksum, error in prefetch(check, split.image_files, workers=os.cpu_count() or 1):
+        advance(1)
+        if error is None:
+            counts[checksum] += 1
+        else:
+            summary.errors.append(error)
+    _warn_of_duplicates(name, "images", counts, summary)
+    return counts
+
+
+def _check_features(
+    name: str, rows: FeatureArray, summary: DatasetSummary, advance: Callable[[int], None]
+) -> Counter[str]:
+    """Read all rows; return how often each occurs."""
+    counts: Counter[str] = Counter()
+    zero_rows = 0
+    for start, block in rows.blocks(np.arange(len(rows))):
+        bad = ~np.isfinite(block.reshape(len(block), -1)).all(axis=1)
+        summary.errors += _nonfinite_errors(rows, (start + np.flatnonzero(bad)).tolist())
+        zero_rows += int((~block.reshape(len(block), -1).any(axis=1)).sum())
+        counts.update(hashlib.sha256(row.tobytes()).hexdigest() for row in block)
+        advance(len(block))
+    if zero_rows:
+        summary.warnings.append(f"{name}: {zero_rows} all-zero feature rows")
+    if len(rows.arrays) == 1 and rows.index is not None and rows.copies is not None:
+        unequal = first_unequal_row(rows.arrays[0], rows.index, rows.copies, np.arange(len(rows)))
+        if unequal is not None:
+            summary.errors.append(f"{rows.location}, row {unequal}: differs from the previous row of the same image")
+    _warn_of_duplicates(name, "feature rows", counts, summary)
+    return counts
+
+
+def _nonfinite_errors(rows: FeatureArray, items: Iterable[int]) -> list[str]:
+    return [f"{rows.location}, row {rows.row(item)}: NaN or infinity" for item in items]
+
+
+def _warn_of_duplicates(name: str, kind: str, counts: Counter[str], summary: DatasetSummary) -> None:
+    duplicates = sum(count - 1 for count in counts.values())
+    if duplicates:
+        summary.warnings.append(f"{name}: {duplicates} duplicate {kind}")
+
+
+def _find_overlaps(contents: dict[str, dict[str, Counter[str]]], summary: DatasetSummary) -> None:
+    names = list(contents)
+    for position, first in enumerate(names):
+        for second in names[position + 1 :]:
+            for kind in (kind for kind in contents[first] if kind in contents[second]):
+                known, counts = contents[first][kind], contents[second][kind]
+                common = sum(count for key, count in counts.items() if key in known)
+                if common:
+                    summary.overlaps.append((first, second, kind, common))
+
+
+def _examples(data: DataSet) -> Iterator[tuple[str, str, list[str]]]:
+    """Up to three images with their captions, from the splits in turn."""
+    splits = [(name, split) for name, split in data.splits.items() if split.image_names]
+    chosen = set()
+    for example in range(MAX_EXAMPLES):
+        name, split = splits[example % len(splits)]
+        image = (len(split.image_names) - 1) * example // max(1, MAX_EXAMPLES - 1)
+        if (name, image) in chosen:
+            continue
+        chosen.add((name, image))
+        texts = [split.texts[caption] for caption in np.flatnonzero(split.owners == image)]
+        yield name, split.image_names[image], texts

@@ -1,0 +1,92 @@
+"""Batch samplers: the image and caption indices of every step, from the seed and the epoch alone.
+
+A resumed run recomputes the list of an epoch and continues from its position in it.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+class BatchIndices(NamedTuple):
+    """The items of one batch, and the seed of its random augmentation."""
+
+    images: Int[Tensor, " image"]
+    captions: Int[Tensor, " caption"]
+    seed: int
+
+
+def pair_batches(
+    owners: Int[Tensor, " caption"], batch_size: int, *, seed: int, epoch: int, keep_short: bool = False
+) -> list[BatchIndices]:
+    """Every caption once, paired with its image. An image can occur twice in a batch; equal ids then mark positives.
+
+    The last batch is dropped if it is incomplete, unless `keep_short`.
+    """
+    order = torch.randperm(len(owners), generator=seeded(seed, epoch))
+    return [
+        BatchIndices(owners[captions], captions, step_seed(seed, epoch, position))
+        for position, captions in enumerate(_chunks(order, batch_size, keep_short))
+    ]
+
+
+def image_batches(
+    owners: Int[Tensor, " caption"],
+    batch_size: int,
+    captions_per_image: int | None,
+    *,
+    seed: int,
+    epoch: int,
+    keep_short: bool = False,
+) -> list[BatchIndices]:
+    """Every image once, with `captions_per_image` random captions, drawn again each epoch; None takes all captions.
+
+    An image with fewer captions contributes all of them. `batch_size` counts images.
+    """
+    if captions_per_image is not None and captions_per_image < 1:
+        raise ValueError(f"captions_per_image must be at least 1, got {captions_per_image}")
+    generator = seeded(seed, epoch)
+    image_count = int(owners.max()) + 1 if len(owners) else 0
+    order = torch.randperm(image_count, generator=generator)
+    # The captions of each image in random order: a stable sort by owner keeps the order of the shuffle.
+    shuffled = torch.randperm(len(owners), generator=generator)
+    by_owner = shuffled[owners[shuffled].argsort(stable=True)]
+    counts = torch.bincount(owners, minlength=image_count)
+    starts = counts.cumsum(0) - counts
+    taken = counts if captions_per_image is None else counts.clamp(max=captions_per_image)
+    index_batches = []
+    for position, images in enumerate(_chunks(order, batch_size, keep_short)):
+        captions = torch.cat([by_owner[starts[image] : starts[image] + taken[image]] for image in images.tolist()])
+        index_batches.append(BatchIndices(images, captions, step_seed(seed, epoch, position)))
+    return index_batches
+
+
+def by_length(lengths: Int[np.ndarray, " item"], batch_size: int) -> list[Int[Tensor, " _"]]:
+    """Batches of items of similar length, to reduce padding. For encoding only.
+
+    Not for training: the composition of a batch decides which captions are negatives of each other.
+    """
+    order = torch.from_numpy(np.argsort(lengths, kind="stable"))
+    return list(order.split(batch_size))
+
+
+def _chunks(order: Int[Tensor, " item"], size: int, keep_short: bool) -> list[Int[Tensor, " _"]]:
+    if size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {size}")
+    chunks = list(order.split(size))
+    if len(order) < size and not keep_short:
+        raise ValueError(f"{len(order)} items do not fill one batch of {size}")
+    return chunks if keep_short or not chunks or len(chunks[-1]) == size else chunks[:-1]
+
+
+def step_seed(*numbers: int) -> int:
+    """A seed derived by hashing, for example the seed, the epoch and the position in the epoch."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=7).digest(), "big")
+
+
+def seeded(seed: int, epoch: int) -> torch.Generator:
+    return torch.Generator().manual_seed(step_seed(seed, epoch))

@@ -1,0 +1,303 @@
+"""Saved models: `Retriever`, a model with its text and image preprocessing, and `tercet.load`.
+
+A saved model is a folder with `config.json`, `weights.safetensors` and a vocabulary or tokenizer. Loading it never
+executes code.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from PIL import Image
+from torch import Tensor, nn
+
+import tercet
+from tercet.data.encoders.registry import ImageEncoder, TextEncoder, image_encoder, text_encoder
+from tercet.data.image_io import ImageFile, as_rgb, open_image
+from tercet.data.samplers import by_length
+from tercet.data.text.tokenized import TokenizedCaptions, pretrained_tokenizer, tokenize_captions, tokenize_pretrained
+from tercet.data.text.tokenizer import MAX_TOKENS, normalize_caption
+from tercet.data.text.vocabulary import Vocabulary, import_vocabulary
+from tercet.data.textio import caption_error, read_json
+from tercet.data.transforms import TransformSettings, squash_transform
+from tercet.models import SYSTEMS, build
+from tercet.models.convert.state_dicts import original_model
+from tercet.models.parts.backbone import max_positions
+from tercet.similarity import concat_padded
+from tercet.storage import atomic_directory, sha256_of
+from tercet.types import Similarity
+
+CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
+TEXT_BATCH_SIZE, IMAGE_BATCH_SIZE = 512, 64
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """How texts and images become model inputs. Fields that are None are not supported by the model."""
+
+    vocabulary: Vocabulary | None = None
+    tokenizer: str | None = None
+    """Name or path of a Hugging Face tokenizer."""
+    text_encoder: str | None = None
+    """For models on frozen features: name of the caption encoder."""
+    pixels: TransformSettings | None = None
+    image_encoder: str | None = None
+    grid: bool = False
+
+
+class Retriever(nn.Module):
+    """A model that embeds texts and images. `model` is the model itself, `system` the name of its system."""
+
+    def __init__(self, system: str, model: Any, preprocessor: Preprocessor) -> None:
+        super().__init__()
+        self.system, self.model, self.preprocessor = system, model, preprocessor
+        self._image_encoder: ImageEncoder | None = None
+        self._text_encoder: TextEncoder | None = None
+
+    @property
+    def dot_product(self) -> bool:
+        return bool(self.model.dot_product)
+
+    def encode_images(self, images: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.model.encode_images(images, lengths)
+
+    def encode_captions(self, captions: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.model.encode_captions(captions, lengths)
+
+    def similarity(self, encoded_images: Tensor, encoded_captions: Tensor) -> Similarity:
+        return self.model.similarity(encoded_images, encoded_captions)
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return one row per text, in their order. Runs in evaluation mode and restores the model's mode."""
+        with _evaluation_mode(self.model):
+            return self._embed_texts(texts)
+
+    def _embed_texts(self, texts: Sequence[str]) -> Tensor:
+        _check_texts(texts)
+        if self.preprocessor.text_encoder is not None:
+            self._text_encoder = self._text_encoder or text_encoder(self.preprocessor.text_encoder)
+            return self._in_batches(lambda batch: (self._text_encoder.encode(batch), None), texts, self.encode_captions)
+        tokens = self._tokens(texts)
+        batches = by_length(tokens.lengths(), getattr(self.model, "eval_batch_size", TEXT_BATCH_SIZE))
+        encoded = _concat([self.encode_captions(*self._to_device(*tokens.take(batch))) for batch in batches])
+        return encoded[torch.cat(batches).argsort()]
+
+    @torch.inference_mode()
+    def embed_images(self, images: Sequence[str | Path | Image.Image]) -> Tensor:
+        """Return one row per image (a path or a PIL image), in their order."""
+        if isinstance(images, (str, Path, Image.Image)):
+            raise ValueError("embed_images takes a list of images, got a single image: write embed_images([image])")
+        with _evaluation_mode(self.model):
+            return self._in_batches(self._preprocess, images, self.encode_images)
+
+    def preprocess_images(self, images: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
+        """Return the inputs of `encode_images`, on the model's device."""
+        return self._to_device(*self._preprocess(images))
+
+    def tokenize(self, texts: Sequence[str]) -> tuple[Tensor, Int[Tensor, " text"]]:
+        """Return token ids and lengths, the inputs of `encode_captions`, for a model with a vocabulary or tokenizer."""
+        _check_texts(texts)
+        tokens = self._tokens(texts)
+        ids, lengths = self._to_device(*tokens.take(torch.arange(len(texts))))
+        assert lengths is not None
+        return ids, lengths
+
+    def _in_batches(self, preprocess: Any, items: Sequence[Any], encode: Any) -> Tensor:
+        batches = [items[start : start + IMAGE_BATCH_SIZE] for start in range(0, len(items), IMAGE_BATCH_SIZE)]
+        if not batches:
+            raise ValueError("nothing to embed: the list is empty")
+        return _concat([encode(*self._to_device(*preprocess(batch))) for batch in batches])
+
+    def _preprocess(self, images: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
+        opened = [as_rgb(p) if isinstance(p, Image.Image) else open_image(ImageFile(Path(p))) for p in images]
+        if self.preprocessor.pixels is not None:
+            return torch.stack([self.preprocessor.pixels.prepare(image) for image in opened]), None
+        if self.preprocessor.image_encoder is None:
+            raise ValueError(f"this {self.system} model takes precomputed features, and their image encoder is unknown")
+        encoder = self._image_encoder or image_encoder(self.preprocessor.image_encoder, grid=self.preprocessor.grid)
+        self._image_encoder = encoder
+        return encoder.encode(torch.stack([encoder.prepare(image) for image in opened])), None
+
+    def _tokens(self, texts: Sequence[str]) -> TokenizedCaptions:
+        if not len(texts):
+            raise ValueError("nothing to embed: the list is empty")
+        if self.preprocessor.vocabulary is None and self.preprocessor.tokenizer is None:
+            raise ValueError(f"this {self.system} model has no vocabulary: import it again with --vocabulary")
+        return tokenize(
+            self.system, texts, self.preprocessor.vocabulary or self.preprocessor.tokenizer, self.max_tokens
+        )
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Number of positions of the text model; longer texts are truncated. None without a limit."""
+        text = _text_model(self.system, self.model.settings)
+        return None if text is None else max_positions(text)
+
+    def _to_device(self, items: Tensor, lengths: Int[Tensor, " item"] | None) -> tuple[Tensor, Tensor | None]:
+        """Move to the model's device."""
+        device = next(self.model.parameters()).device
+        return items.to(device), None if lengths is None else lengths.to(device)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a new folder, atomically."""
+        with atomic_directory(Path(folder)) as unfinished:
+            self.write_description(unfinished)
+            (unfinished / WEIGHTS).write_bytes(self.weights())
+
+    def write_description(self, folder: Path) -> None:
+        """Write everything but the weights."""
+        preprocessor = asdict(replace(self.preprocessor, vocabulary=None)) | {
+            "vocabulary": self.preprocessor.vocabulary is not None
+        }
+        if self.preprocessor.vocabulary is not None:
+            self.preprocessor.vocabulary.save(folder / VOCABULARY)
+        if self.preprocessor.tokenizer is not None:
+            pretrained_tokenizer(self.preprocessor.tokenizer).save_pretrained(folder / TOKENIZER)
+            preprocessor["tokenizer"] = TOKENIZER
+        content = {
+            "tercet": tercet.__version__,
+            "system": self.system,
+            "settings": asdict(self.model.settings),
+            "preprocessor": preprocessor,
+        }
+        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def weights(self) -> bytes:
+        """Return the weights in safetensors format."""
+        from safetensors.torch import save
+
+        return save({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()})
+
+
+def checksum_of_weights(folder: Path) -> str:
+    return sha256_of([folder / WEIGHTS])[:16]
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    if isinstance(texts, str):
+        raise ValueError(f"embed_texts takes a list of texts, got a single text: write embed_texts([{texts!r}])")
+    for index, text in enumerate(texts):
+        error = caption_error(text)
+        if error:
+            raise ValueError(f"text {index}: {error}")
+
+
+def _concat(encoded: list[Tensor]) -> Tensor:
+    """Concatenate vectors, or sets of vectors padded to the longest."""
+    return concat_padded(encoded) if encoded[0].ndim == 3 else torch.cat(encoded)
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def load(path: str | Path) -> Retriever:
+    """Load a saved model or a run, in evaluation mode. No code in the folder is executed."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    folder = Path(path)
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
+    content = read_json(folder / CONFIG)
+    try:
+        model, preprocessor = _build(folder, content)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
+        raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
+    _load_weights(model, weights, folder / WEIGHTS)
+    return Retriever(content["system"], model, preprocessor).eval()
+
+
+def _build(folder: Path, content: Any) -> tuple[Any, Preprocessor]:
+    """Build the model, with random weights, and its preprocessor from the content of config.json."""
+    settings, preprocessor = content["settings"], dict(content["preprocessor"])
+    if content["system"] not in SYSTEMS:
+        raise ValueError(f"unknown system {content['system']!r}")
+    for part in ("backbone", "bert", "vision", "text", "clip"):
+        if not isinstance(settings.get(part), (dict, type(None))):
+            raise ValueError(f"{part} must be a configuration, got {settings[part]!r}")
+    model: Any = build(content["system"], **settings)
+    if preprocessor.pop("vocabulary"):
+        preprocessor["vocabulary"] = vocabulary = Vocabulary.load(folder / VOCABULARY)
+        if model.settings.vocab_size != len(vocabulary):
+            raise ValueError(f"{VOCABULARY} has {len(vocabulary)} words, the model {model.settings.vocab_size}")
+    if preprocessor["tokenizer"] is not None:
+        preprocessor["tokenizer"] = str(folder / TOKENIZER)
+    if preprocessor["pixels"] is not None:
+        pixels = preprocessor["pixels"]
+        preprocessor["pixels"] = TransformSettings(**pixels | {name: tuple(pixels[name]) for name in ("mean", "std")})
+    return model, Preprocessor(**preprocessor)
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+    expected = model.state_dict()
+    errors = [f"missing: {name}" for name in expected if name not in weights]
+    errors += [f"unexpected: {name}" for name in weights if name not in expected]
+    errors += [
+        f"wrong shape: {name} {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in weights and weights[name].shape != tensor.shape
+    ]
+    if errors:
+        raise ValueError(f"{file} does not fit the model, nothing was loaded: {'; '.join(errors)}")
+    model.load_state_dict(weights)
+
+
+def tokenize(
+    system: str, texts: Sequence[str], tokenizer: Vocabulary | str | None, max_tokens: int | None
+) -> TokenizedCaptions:
+    """Tokenize with a vocabulary or a named tokenizer. Captions for X-VLM are normalized and truncated as published."""
+    assert tokenizer is not None
+    if system == "xvlm":
+        max_tokens = min(MAX_TOKENS, max_tokens or MAX_TOKENS)
+        texts = [normalize_caption(text, max_tokens - 2) for text in texts]  # 2: start and end token
+    return (
+        tokenize_captions(texts, tokenizer)
+        if isinstance(tokenizer, Vocabulary)
+        else tokenize_pretrained(texts, tokenizer, max_length=max_tokens)
+    )
+
+
+def _text_model(system: str, settings: Any) -> dict[str, Any] | None:
+    """Return the configuration of a built system's text model; None if it has a word vocabulary."""
+    text = SYSTEMS[system].text
+    return None if text is None else getattr(settings, text)
+
+
+def load_original(
+    system: str, path: str | Path, *, vocabulary: Path | None = None, tokenizer: str | None = None, **settings: Any
+) -> Retriever:
+    """Load a checkpoint of the original authors, in evaluation mode, without executing code in it.
+
+    With their vocabulary, or a tokenizer for BERT, the model also embeds texts. Settings are read from the file;
+    `settings` overrides them.
+    """
+    model: Any = original_model(system, path, **settings)
+    words = import_vocabulary(vocabulary) if vocabulary is not None else None
+    vocab_size = getattr(model.settings, "vocab_size", None)
+    if words is not None and vocab_size == len(words) + 1 and system == "vse-infinity":
+        words = Vocabulary((*words.words, "<mask>"))  # the original program adds it at startup
+    if words is not None and vocab_size != len(words):
+        raise ValueError(f"{vocabulary} has {len(words)} words, the model in {path} has {vocab_size}")
+    if tokenizer is not None and _text_model(system, model.settings) is None:
+        raise ValueError(f"--tokenizer is for models with BERT; {system} has a word vocabulary: give --vocabulary")
+    pixels = TransformSettings() if getattr(model, "backbone", None) is not None else None
+    if system == "xvlm":
+        pixels = squash_transform(model.vision.model.config.image_size)
+    return Retriever(system, model, Preprocessor(vocabulary=words, tokenizer=tokenizer, pixels=pixels)).eval()

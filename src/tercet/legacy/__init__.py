@@ -1,0 +1,1 @@
+"""What the papers' released code computes and prints, errors included, to compare with published numbers."""

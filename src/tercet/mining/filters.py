@@ -1,0 +1,156 @@
+"""False-negative filters: pairs excluded from mined lists. All are off by default, as published."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tercet.analysis.near_duplicates import MIN_OVERLAP, words_of
+from tercet.data.paired_dataset import PairedData
+from tercet.similarity import PairScorer
+
+TRUTH_BATCH_ENTRIES = 1 << 22
+
+
+@dataclass(frozen=True)
+class FalseNegativeFilters:
+    skip: int = 0
+    """Exclude the first `skip` ranks of every list."""
+    near_duplicates: bool = False
+    """Exclude captions that are near-duplicates of a caption of the image."""
+    known: bool = False
+    """Exclude pairs that the dataset knows to match, although the caption belongs to another image."""
+    pairs: Path | None = None
+    """Exclude the pairs of a file with an image index and a caption index per line."""
+    margin: float | None = None
+    """Exclude candidates more similar than the anchor's most similar positive minus this."""
+
+
+class ExcludedPairs:
+    """Pairs that no list may contain, sorted by image: positives, and pairs of filters that need no similarity."""
+
+    def __init__(self, data: PairedData, filters: FalseNegativeFilters) -> None:
+        self.counts: dict[str, int] = {}
+        caption = torch.arange(len(data.owners))
+        pair_ids = [data.owners * len(data.owners) + caption]
+        positives = pair_ids[0].sort().values
+        for name, enabled, find in (
+            ("near_duplicates", filters.near_duplicates, near_duplicates),
+            ("known", filters.known, known_pairs),
+            ("pairs", filters.pairs is not None, lambda data: read_pairs(filters.pairs, data)),
+        ):
+            if enabled:
+                filtered = torch.unique(find(data))
+                filtered = filtered[~torch.isin(filtered, positives)]
+                self.counts[name] = len(filtered)
+                pair_ids.append(filtered)
+        excluded = torch.unique(torch.cat(pair_ids))
+        self._image, self._caption = excluded // len(data.owners), excluded % len(data.owners)
+
+    def hide(self, block: Float[Tensor, "image caption"], images: slice, captions: slice) -> None:
+        """Set the excluded pairs of a block of S to -inf, in place."""
+        first, last = torch.searchsorted(self._image, torch.tensor([images.start, images.stop])).tolist()
+        image, caption = self._image[first:last], self._caption[first:last]
+        inside = (caption >= captions.start) & (caption < captions.stop)
+        block[image[inside] - images.start, caption[inside] - captions.start] = -torch.inf
+
+    def contains(
+        self, image: Int[Tensor, " pair"], caption: Int[Tensor, " pair"], captions: int
+    ) -> Bool[Tensor, " pair"]:
+        """Return which of these pairs are excluded; `captions` is the number of captions of the split."""
+        return torch.isin(image * captions + caption, self._image * captions + self._caption)
+
+
+def similarity_caps(
+    pair_scorer: PairScorer, data: PairedData, filters: FalseNegativeFilters
+) -> tuple[Tensor, Tensor] | None:
+    """Return the maximum similarity of negatives per image and per caption: the best positive minus the margin."""
+    if filters.margin is None:
+        return None
+    positive = pair_scorer.of_pairs(data.owners, torch.arange(len(data.owners)))
+    best = torch.full((len(data.images),), -torch.inf).scatter_reduce_(0, data.owners, positive, "amax")
+    return best - filters.margin, positive - filters.margin
+
+
+def excluded_counts(excluded: ExcludedPairs, filters: FalseNegativeFilters, over: list[int]) -> dict[str, int]:
+    """Return what each enabled filter excluded; `over` holds pairs by margin (i2t, t2i) and entries by skip."""
+    counts = excluded.counts | ({"skip": over[2]} if filters.skip else {})
+    return counts if filters.margin is None else counts | {"margin_i2t": over[0], "margin_t2i": over[1]}
+
+
+def near_duplicates(data: PairedData) -> Int[Tensor, " pair"]:
+    """Return pairs of an image and another image's caption that shares 80 % of its words with one of its captions."""
+    owners = data.owners.tolist()
+    similar = _similar_sets([words_of(text) for text in data.texts])
+    return torch.tensor([owners[one] * len(owners) + other for one, other in similar], dtype=torch.long)
+
+
+def _similar_sets(word_sets: Sequence[frozenset[str]]) -> Iterable[tuple[int, int]]:
+    """Yield (a, b) and (b, a) of sets whose intersection is at least MIN_OVERLAP of their union (prefix filtering)."""
+    frequency: dict[str, int] = defaultdict(int)
+    for words in word_sets:
+        for word in words:
+            frequency[word] += 1
+    sets_with: dict[str, list[int]] = defaultdict(list)
+    for index, words in enumerate(word_sets):
+        ordered = sorted(words, key=lambda word: (frequency[word], word))
+        # Two sets that overlap enough share a word of their prefixes of rarest words: the rest alone is too small.
+        prefix = ordered[: len(ordered) - int(np.ceil(MIN_OVERLAP * len(ordered))) + 1]
+        compared: set[int] = set()
+        for word in prefix:
+            for other in sets_with[word]:
+                if other not in compared:
+                    compared.add(other)
+                    if len(words & word_sets[other]) >= MIN_OVERLAP * len(words | word_sets[other]):
+                        yield index, other
+                        yield other, index
+            sets_with[word].append(index)
+
+
+def known_pairs(data: PairedData) -> Int[Tensor, " pair"]:
+    """Return the pairs that match according to the dataset's own relevance annotations."""
+    if data.truth is None:
+        raise ValueError(f"--filter-known: {data.name} has no annotations of captions that match other images")
+    captions = torch.arange(len(data.owners))
+    pairs = []
+    for images in torch.arange(len(data.images)).split(max(1, TRUTH_BATCH_ENTRIES // max(1, len(captions)))):
+        image, caption = data.truth(images, captions).nonzero(as_tuple=True)
+        pairs.append(images[image] * len(captions) + caption)
+    return torch.cat(pairs)
+
+
+def read_pairs(file: Path | None, data: PairedData) -> Int[Tensor, " pair"]:
+    """Read a file of `image,caption` lines: 0-based indices in the training split."""
+    assert file is not None
+    pairs = []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        fields = line.replace(",", " ").split()
+        if not fields or (number == 1 and fields == ["image", "caption"]):
+            continue
+        image, caption = _parse_pair(fields, file, number)
+        if not (0 <= image < len(data.images) and 0 <= caption < len(data.owners)):
+            raise ValueError(
+                f"{file}, line {number}: {line.strip()!r} is not in the training split of {len(data.images)} images "
+                f"and {len(data.owners)} captions"
+            )
+        pairs.append(image * len(data.owners) + caption)
+    return torch.tensor(pairs, dtype=torch.long)
+
+
+def _parse_pair(fields: list[str], file: Path, line: int) -> tuple[int, int]:
+    try:
+        image, caption = map(int, fields)
+    except ValueError:
+        raise ValueError(
+            f"{file}, line {line}: expected two integers, image and caption index, got {' '.join(fields)!r}"
+        ) from None
+    return image, caption

@@ -1,0 +1,1 @@
+"""Faster CPU implementations with hand-written backward passes; see benchmarks/ for the speedups."""

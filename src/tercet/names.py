@@ -1,0 +1,93 @@
+"""Names and values from users: suggestions for misspelled names, type coercion of values, lazily imported names."""
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+
+def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return the known name that was probably meant, as part of an error message; empty if none is close.
+
+    >>> suggest("nt-xnet", ["triplet", "nt-xent"])
+    ' (did you mean nt-xent?)'
+    """
+    known = list(known)
+    completions = [candidate for candidate in known if len(name) > 2 and candidate.startswith(name)]
+    matches = completions or get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's `__getattr__` that imports public names (name -> module) on first use."""
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return find
+
+
+def coerce(name: str, value: Any, declared: Any) -> Any:
+    """Return the value as its declared type: 1 as 1.0, lists as tuples, text as paths. Raises for anything else."""
+    types = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+    if hasattr(value, "item") and callable(value.item):  # a numpy or torch scalar
+        value = value.item()
+    for type_ in types:
+        converted = _convert(type_, value)
+        if converted is not _MISMATCH:
+            return converted
+    allowed = " or ".join(_type_name(type_) for type_ in types)
+    raise ValueError(f"{flag(name)} must be {allowed}, got {value!r}")
+
+
+def flag(name: str) -> str:
+    """Return the command-line flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+_MISMATCH = object()
+_TYPE_NAMES = {
+    NoneType: "None",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+}
+
+
+def _convert(type_: Any, value: Any) -> Any:
+    origin = get_origin(type_)
+    if origin is Literal:
+        return value if value in get_args(type_) else _MISMATCH
+    if origin is tuple:
+        (item_type, _) = get_args(type_)
+        items = [_convert(item_type, item) for item in value] if isinstance(value, (list, tuple)) else [_MISMATCH]
+        return _MISMATCH if any(item is _MISMATCH for item in items) else tuple(items)
+    if origin is dict:
+        return dict(value) if isinstance(value, dict) and all(isinstance(name, str) for name in value) else _MISMATCH
+    return _convert_scalar(type_, value)
+
+
+def _convert_scalar(type_: Any, value: Any) -> Any:
+    if type_ in (str, Path) and isinstance(value, (str, Path)):
+        return type_(value)
+    if type_ is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return float(value)  # YAML reads 1e-3 as text
+        except ValueError:
+            return _MISMATCH
+    return value if type(value) is type_ else _MISMATCH
+
+
+def _type_name(type_: Any) -> str:
+    origin = get_origin(type_)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, get_args(type_)))}"
+    if origin is tuple:
+        return "a list"
+    return "a mapping of names to values" if origin is dict else _TYPE_NAMES[type_]

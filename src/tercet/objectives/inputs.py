@@ -1,0 +1,283 @@
+"""Inputs of objectives: setting checks, positive and negative masks, query weights, and shared numerics.
+
+Masks and ids from the caller are checked once, in `as_rows`, `check_embeddings` and `ids_of_pairs`. The hardest
+negative, the hinge and exponentials with a bounded exponent are shared by several objectives.
+"""
+
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from tercet.types import PairMask, Similarity
+
+Reduction = Literal["sum", "mean"]
+MAX_EXPONENT = 60.0  # exp(60) and its square stay finite in float32
+
+
+# Settings.
+
+
+def require_numbers(objective: object, *names: str) -> None:
+    """Raise if one of these settings is not a finite number."""
+    for name in names:
+        value = getattr(objective, name)
+        if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+
+
+def require_positive(objective: object, *names: str) -> None:
+    """Raise if one of these settings is not a positive finite number."""
+    require_numbers(objective, *names)
+    for name in names:
+        if getattr(objective, name) <= 0:
+            raise ValueError(f"{name} must be a positive number, got {getattr(objective, name)!r}")
+
+
+def require_one_of(objective: object, name: str, allowed: tuple[str | bool, ...]) -> None:
+    """Raise if this setting is not one of the allowed values."""
+    value = getattr(objective, name)
+    if not any(value == choice and type(value) is type(choice) for choice in allowed):  # 1 is not True
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+# Query weights: the reduction, as a factor of the scalar and of every gradient.
+
+
+def uniform_query_weight(queries: int, reduction: Reduction) -> float:
+    """The weight of each query of one direction in which every anchor is a query."""
+    return 1.0 if reduction == "sum" else 0.5 / max(1, queries)
+
+
+def query_weights(
+    is_query: Bool[Tensor, " anchor"], reduction: Reduction, dtype: torch.dtype
+) -> Float[Tensor, " anchor"]:
+    """The weight of each anchor of one direction: 1 for "sum", 0.5 / queries for "mean", 0 without a positive."""
+    weights = is_query.to(dtype)
+    return weights if reduction == "sum" else 0.5 * weights / is_query.sum().clamp(min=1)
+
+
+# Similarity and masks.
+
+
+class Rows(NamedTuple):
+    """One direction of a batch: rows are anchors, columns are candidates; an ignored pair is in neither mask."""
+
+    similarity: Float[Tensor, "anchor candidate"]
+    positives: Bool[Tensor, "anchor candidate"]
+    negatives: Bool[Tensor, "anchor candidate"]
+    ignored: Bool[Tensor, "anchor candidate"] | None = None
+    mined: Float[Tensor, "pair 4"] | None = None
+    """Similarities of mined negatives, in the order of `positives.nonzero()`; column 0 shares the anchor."""
+
+    def transposed(self) -> "Rows":
+        """The other direction."""
+        columns = self.map(lambda matrix: matrix.T.contiguous())
+        if self.mined is None:
+            return columns
+        order = self.positives.nonzero()[:, 1].argsort(stable=True)  # by candidate, then by anchor
+        return columns._replace(mined=swap_directions(self.mined[order]))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+        """Apply a function to the similarity and to every mask."""
+        ignored = None if self.ignored is None else function(self.ignored)
+        return Rows(function(self.similarity), function(self.positives), function(self.negatives), ignored, self.mined)
+
+
+def swap_directions(mined: Float[Tensor, "pair 4"]) -> Float[Tensor, "pair 4"]:
+    """Swap columns 0 and 1, so that column 0 shares the anchor of the other direction."""
+    return mined.index_select(1, torch.tensor([1, 0, 2, 3], device=mined.device))
+
+
+def as_rows(
+    similarity: Tensor,
+    positives: PairMask | None,
+    ignored: PairMask | None,
+    mined: Float[Tensor, "pair 4"] | None = None,
+) -> Rows:
+    """Check the caller's input and return it with images as anchors.
+
+    Half precision is converted to float32, in which exp(60) is finite.
+    """
+    _check_similarity(similarity)
+    positives = _diagonal(similarity) if positives is None else _checked_mask("positives", positives, similarity)
+    if mined is not None:
+        _check_mined(mined, int(positives.sum()))
+        mined = _at_least_float32(mined)
+    if ignored is None:
+        negatives = ~positives
+    else:
+        ignored = _checked_mask("ignored", ignored, similarity)
+        mined = None if mined is None else mined[~ignored[positives]]
+        positives, negatives = positives & ~ignored, ~(positives | ignored)
+        similarity = similarity.masked_fill(ignored, 0.0)  # ignored pairs may be NaN or infinite
+    return Rows(_at_least_float32(similarity), positives, negatives, ignored, mined).map(Tensor.contiguous)
+
+
+def as_square(similarity: Tensor) -> Float[Tensor, "pair pair"]:
+    """Check a similarity whose positives are the diagonal."""
+    _check_similarity(similarity)
+    _check_square(similarity)
+    return _at_least_float32(similarity)
+
+
+def positives_from_ids(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor, " caption"]) -> PairMask:
+    """The mask of pairs with equal ids."""
+    return image_ids[:, None] == caption_ids[None, :]
+
+
+# Embeddings and ids.
+
+
+def check_embeddings(
+    images: Tensor, captions: Tensor, scale: float | Tensor | None, bias: float | Tensor | None
+) -> None:
+    """Raise if the shapes or dtypes of embeddings, scale and bias do not fit together."""
+    if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
+        raise ValueError(
+            f"images {tuple(images.shape)} and captions {tuple(captions.shape)} must be "
+            "image x dim and caption x dim with equal dim"
+        )
+    if images.dtype != captions.dtype and not torch.is_autocast_enabled(images.device.type):
+        raise ValueError(f"images are {images.dtype} and captions {captions.dtype}: both must have the same dtype")
+    for name, factor in (("scale", scale), ("bias", bias)):
+        if torch.is_tensor(factor) and factor.numel() != 1:
+            raise ValueError(f"{name} must be one number, got shape {tuple(factor.shape)}")
+
+
+def ids_of_pairs(
+    images: Float[Tensor, "image dim"],
+    captions: Float[Tensor, "caption dim"],
+    owners: Int[Tensor, " caption"] | None,
+    image_ids: Int[Tensor, " image"] | None,
+    caption_ids: Int[Tensor, " caption"] | None,
+) -> tuple[Int[Tensor, " image"], Int[Tensor, " caption"]]:
+    """Return (image_ids, caption_ids), whether the caller gave ids, owners or paired rows."""
+    if (image_ids is None) != (caption_ids is None):
+        raise ValueError("image_ids and caption_ids go together: give both or neither")
+    if owners is not None and image_ids is not None:
+        raise ValueError("give owners or image_ids with caption_ids, not both")
+    rows = torch.arange(len(images), device=images.device)
+    if image_ids is None or caption_ids is None:
+        if owners is None and len(images) != len(captions):
+            raise ValueError(
+                f"{len(images)} images and {len(captions)} captions are not paired row by row: "
+                "give owners= or image_ids= and caption_ids="
+            )
+        image_ids, caption_ids = rows, rows if owners is None else owners
+    _check_ids("image_ids", image_ids, len(images))
+    _check_ids("caption_ids" if owners is None else "owners", caption_ids, len(captions))
+    # Captions whose owner is out of range would silently match no image. A compiled graph cannot read values.
+    if owners is not None and len(owners) and not torch.compiler.is_compiling():
+        lowest, highest = (int(end) for end in owners.aminmax())
+        if lowest < 0 or highest >= len(images):
+            raise ValueError(
+                f"owners are row indices of {len(images)} images, got {lowest} to {highest}: "
+                "give dataset ids as image_ids= and caption_ids="
+            )
+    return image_ids.long(), caption_ids.long()
+
+
+# Triplets.
+
+
+class Hardest(NamedTuple):
+    """The most similar negative of every anchor; similarity 0 where an anchor has none."""
+
+    similarity: Float[Tensor, " anchor"]
+    candidate: Int[Tensor, " anchor"]
+    exists: Bool[Tensor, " anchor"]
+
+
+def hardest_negative(rows: Rows) -> Hardest:
+    """The most similar negative of every anchor; the lowest index in a tie."""
+    # max returns the first of equal maxima, and its gradient goes to that one only.
+    largest, candidate = torch.where(rows.negatives, rows.similarity, -torch.inf).max(dim=1)
+    exists = largest > -torch.inf
+    return Hardest(torch.where(exists, largest, 0.0), candidate, exists)
+
+
+def hinge(s_p: Float[Tensor, "..."], s_n: Float[Tensor, "..."], margin: float) -> Float[Tensor, "..."]:
+    """max(0, margin + S_n - S_p)."""
+    return (margin + s_n - s_p).relu()
+
+
+def hinge_of_hardest(rows: Rows, margin: float) -> Float[Tensor, " anchor"]:
+    """Sum over an anchor's positives of the hinge with its hardest negative."""
+    hardest = hardest_negative(rows)
+    violation = hinge(rows.similarity, hardest.similarity[:, None], margin)
+    return (violation * (rows.positives & hardest.exists[:, None])).sum(dim=1)
+
+
+# Exponentials.
+
+
+def bounded_exp(exponent: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """exp(exponent), with the exponent clamped to +-60."""
+    return exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
+
+
+def logistic(exponent: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """1 / (1 + exp(-exponent)), with the exponent clamped to +-60."""
+    return exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT).sigmoid()
+
+
+# Helpers of the checks above.
+
+
+def _check_ids(name: str, ids: Tensor, rows: int) -> None:
+    if not torch.is_tensor(ids) or ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"{name} must be a tensor of integers, got {getattr(ids, 'dtype', type(ids).__name__)}")
+    if ids.ndim != 1 or len(ids) != rows:
+        raise ValueError(f"{name} of shape {tuple(ids.shape)} must have one id for each of {rows} rows")
+
+
+def _diagonal(similarity: Similarity) -> PairMask:
+    _check_square(similarity)
+    return torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+
+
+def _at_least_float32(similarity: Similarity) -> Similarity:
+    return similarity.float() if similarity.dtype in (torch.float16, torch.bfloat16) else similarity
+
+
+def _check_similarity(similarity: Tensor) -> None:
+    if not torch.is_tensor(similarity):
+        raise ValueError(f"similarity must be a tensor, got {type(similarity).__name__}")
+    if similarity.ndim != 2 or not similarity.is_floating_point():
+        raise ValueError(
+            f"similarity must be a floating-point image x caption matrix, "
+            f"got {similarity.dtype} of shape {tuple(similarity.shape)}"
+        )
+
+
+def _check_mined(mined: Tensor, pairs: int) -> None:
+    if not torch.is_tensor(mined) or not mined.is_floating_point() or tuple(mined.shape) != (pairs, 4):
+        got = f"{mined.dtype} {tuple(mined.shape)}" if torch.is_tensor(mined) else type(mined).__name__
+        raise ValueError(
+            f"mined must be a floating-point pair x 4 matrix, {(pairs, 4)} here: one row per positive pair, in the "
+            f"order of positives.nonzero(); got {got}"
+        )
+
+
+def _check_square(similarity: Similarity) -> None:
+    if similarity.shape[0] != similarity.shape[1]:
+        raise ValueError(
+            f"positives=None means the diagonal, which needs as many images as captions, "
+            f"got {similarity.shape[0]} x {similarity.shape[1]}: give a positives mask"
+        )
+
+
+def _checked_mask(name: str, mask: Tensor, similarity: Similarity) -> PairMask:
+    if not torch.is_tensor(mask):
+        raise ValueError(f"{name} must be a boolean tensor, got {type(mask).__name__}")
+    if mask.shape != similarity.shape or mask.dtype != torch.bool:
+        raise ValueError(
+            f"{name} {tuple(mask.shape)} {mask.dtype} must be a boolean mask that matches "
+            f"similarity {tuple(similarity.shape)}: both are image x caption"
+        )
+    return mask

@@ -1,0 +1,60 @@
+"""The registry of objectives: `objective(name, **settings)` builds one."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+from tercet.names import suggest
+from tercet.objectives.aoq import AOQ, KINDS
+from tercet.objectives.base import RowObjective
+from tercet.objectives.custom import custom_objective, function_from_file, is_file_name
+from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS, Goal
+from tercet.objectives.hardest_triplet import HardestTriplet
+from tercet.objectives.nt_xent import NTXent
+from tercet.objectives.sigmoid import Sigmoid
+from tercet.objectives.smooth_ap import SmoothAP
+from tercet.objectives.triplet import Triplet
+
+OBJECTIVES: dict[str, Callable[..., RowObjective]] = {
+    "triplet": Triplet,
+    "triplet-sh": HardestTriplet,
+    "nt-xent": NTXent,
+    "smooth-ap": SmoothAP,
+    "sigmoid": Sigmoid,
+    **{f"{T}/{P}": partial(Goal, T, P) for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS},
+}
+# Separate from OBJECTIVES because they need a table of mined negatives (`tercet mine`).
+AOQ_OBJECTIVES: dict[str, Callable[..., RowObjective]] = {kind: partial(AOQ, kind) for kind in KINDS}
+
+
+def objective(
+    which: str | RowObjective | Callable[..., Any] | tuple[Callable[..., Any], ...], /, **settings: Any
+) -> RowObjective:
+    """Build an objective from its name and settings, or from a user's function, weights or loss.
+
+    `which` is a registered name (`+` may replace `/`), `path/to/mine.py:function`, a function (S, positives) -> G or
+    -> scalar, a triple of functions (T, P+, P-), or an objective, whose settings are then replaced.
+
+    >>> objective("nt-xent", temperature=0.05)
+    tercet.objective('nt-xent', temperature=0.05)
+    """
+    if isinstance(which, RowObjective):
+        return replace(which, **settings)
+    if isinstance(which, str) and is_file_name(which):
+        which = function_from_file(which)
+    if not isinstance(which, str):
+        return custom_objective(which, **settings)
+    name = which.replace("+", "/")
+    builders = OBJECTIVES | AOQ_OBJECTIVES
+    if name not in builders:
+        raise ValueError(
+            f"unknown objective {which!r}{suggest(name, builders, cutoff=0.5)}; known: {', '.join(builders)}"
+        )
+    build = builders[name]
+    allowed = [field.name for field in fields(build.func if isinstance(build, partial) else build) if field.kw_only]  # type: ignore[arg-type]
+    for setting in settings:
+        if setting not in allowed:
+            hint = suggest(setting, allowed, cutoff=0.5)
+            raise ValueError(f"{name} has no setting {setting!r}{hint}; it has: {', '.join(sorted(allowed))}")
+    return build(**settings)

@@ -1,0 +1,164 @@
+"""S = scale * images @ captions.T + bias in tiles, and the list of positive pairs.
+
+At most one tile is in memory at a time. Positive pairs are found from ids without the image x caption mask.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tercet.objectives.inputs import Rows, positives_from_ids
+
+TILE_SIZE = 1024  # 4 MB of float32: large enough for a fast matrix product, small enough for the CPU cache
+
+
+class PairIndices(NamedTuple):
+    """Pair k is (image[k], caption[k]), in the order of `positives.nonzero()`."""
+
+    image: Int[Tensor, " pair"]
+    caption: Int[Tensor, " pair"]
+
+
+def positive_pairs(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor, " caption"]) -> PairIndices:
+    """All pairs with equal ids, by sorting the caption ids."""
+    order = caption_ids.argsort(stable=True)
+    ordered = caption_ids[order]
+    first = torch.searchsorted(ordered, image_ids)
+    count = torch.searchsorted(ordered, image_ids, right=True) - first
+    image = torch.arange(len(image_ids), device=image_ids.device).repeat_interleave(count)
+    before = count.cumsum(dim=0) - count
+    nth = torch.arange(len(image), device=image.device) - before[image]
+    return PairIndices(image, order[first[image] + nth])
+
+
+class Tile(NamedTuple):
+    """A tile of S, a slice of images x a slice of captions. Positives are masked as -inf: the rest are negatives.
+
+    `pairs` are its positive pairs (a slice of the list), `pair_positions` their rows and columns in the tile.
+    """
+
+    images: slice
+    captions: slice
+    similarity: Float[Tensor, "image caption"]
+    pairs: slice
+    pair_positions: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
+
+
+class TiledSimilarity:
+    """The similarity of embeddings in tiles, with its positive pairs. `walk` fills `pair_similarity`."""
+
+    def __init__(
+        self,
+        images: Float[Tensor, "image dim"],
+        captions: Float[Tensor, "caption dim"],
+        image_ids: Int[Tensor, " image"],
+        caption_ids: Int[Tensor, " caption"],
+        *,
+        scale: float | Tensor | None,
+        bias: float | Tensor | None,
+        paired_by_rows: bool = False,
+        tile_size: int | None = None,
+    ) -> None:
+        self.images, self.captions, self.scale, self.bias = images, captions, scale, bias
+        self.image_ids, self.caption_ids = image_ids, caption_ids
+        self.tile_size = tile_size or TILE_SIZE
+        self.paired_by_rows = paired_by_rows
+        if paired_by_rows:
+            row = torch.arange(len(images), device=images.device)
+            pairs = PairIndices(row, row)
+        else:
+            pairs = positive_pairs(image_ids, caption_ids)
+        rows, columns = -(-len(images) // self.tile_size), -(-len(captions) // self.tile_size)
+        self._first_pair = [0, len(pairs.image)]
+        if rows * columns > 1:
+            tile_of_pair = pairs.image // self.tile_size * columns + pairs.caption // self.tile_size
+            order = tile_of_pair.argsort(stable=True)
+            pairs = PairIndices(pairs.image[order], pairs.caption[order])
+            tiles = torch.arange(rows * columns + 1, device=order.device)
+            self._first_pair = torch.searchsorted(tile_of_pair[order], tiles).tolist()
+        self.pair_image, self.pair_caption = pairs
+        dtype = torch.float32 if images.dtype in (torch.float16, torch.bfloat16) else images.dtype
+        self.pair_similarity = torch.empty(len(pairs.image), dtype=dtype, device=images.device)
+        self._only_tile: tuple[float, Tile] | None = None
+
+    def walk(self, *, divided_by: float = 1.0) -> Iterator[Tile]:
+        """Yield the tiles of S / divided_by in row-major order. A tile overwrites the buffer of the previous one.
+
+        If there is only one tile, it is cached for the next walk: modify it in the last walk only.
+        """
+        if self._only_tile is not None and self._only_tile[0] == divided_by:
+            yield self._only_tile[1]
+            return
+        buffer = self.pair_similarity.new_empty(min(self.tile_size**2, len(self.images) * len(self.captions)))
+        index = 0
+        for top in range(0, len(self.images), self.tile_size):
+            rows = slice(top, min(top + self.tile_size, len(self.images)))
+            for left in range(0, len(self.captions), self.tile_size):
+                columns = slice(left, min(left + self.tile_size, len(self.captions)))
+                similarity = self._product(rows, columns, buffer)
+                if divided_by != 1.0:
+                    similarity /= divided_by
+                pairs = slice(*self._first_pair[index : index + 2])
+                positions = self.pair_image[pairs], self.pair_caption[pairs]
+                if top or left:
+                    positions = positions[0] - top, positions[1] - left
+                self.pair_similarity[pairs] = similarity[positions]
+                similarity[positions] = -torch.inf
+                tile = Tile(rows, columns, similarity, pairs, positions)
+                if len(self._first_pair) == 2:
+                    self._only_tile = divided_by, tile
+                yield tile
+                index += 1
+
+    def complete_rows(self, images: slice) -> Rows:
+        """A slice of images against all captions, with images as anchors."""
+        buffer = self.pair_similarity.new_empty((images.stop - images.start) * len(self.captions))
+        positives = positives_from_ids(self.image_ids[images], self.caption_ids)
+        return Rows(self._product(images, slice(0, len(self.captions)), buffer), positives, ~positives)
+
+    def transposed(self) -> "TiledSimilarity":
+        """The same batch with images and captions swapped."""
+        return TiledSimilarity(
+            self.captions,
+            self.images,
+            self.caption_ids,
+            self.image_ids,
+            scale=self.scale,
+            bias=self.bias,
+            paired_by_rows=self.paired_by_rows,
+            tile_size=self.tile_size,
+        )
+
+    def lowest_positive(self) -> Float[Tensor, ""]:
+        """The smallest similarity of all positive pairs, before the first walk; 0 if there is none."""
+        if not len(self.pair_image):
+            return self.pair_similarity.new_zeros(())
+        if len(self._first_pair) == 2:  # the only tile is cached, so this is not extra work
+            next(self.walk())
+            return self.pair_similarity.min()
+        lowest = self.pair_similarity.new_full((), torch.inf)
+        blocks = zip(self.pair_image.split(self.tile_size), self.pair_caption.split(self.tile_size), strict=True)
+        for image, caption in blocks:
+            product = torch.linalg.vecdot(self.images[image], self.captions[caption])
+            lowest = torch.minimum(lowest, self._scaled(product.to(lowest.dtype)).min())
+        return lowest
+
+    def _product(self, rows: slice, columns: slice, buffer: Tensor) -> Tensor:
+        shape = rows.stop - rows.start, columns.stop - columns.start
+        out = buffer[: shape[0] * shape[1]].view(shape)
+        if self.images.dtype == out.dtype:
+            torch.mm(self.images[rows], self.captions[columns].T, out=out)
+        else:
+            out.copy_(self.images[rows] @ self.captions[columns].T)
+        return self._scaled(out)
+
+    def _scaled(self, product: Tensor) -> Tensor:
+        """Apply scale and bias in place."""
+        if self.scale is not None:
+            product *= self.scale
+        if self.bias is not None:
+            product += self.bias
+        return product

@@ -1,0 +1,87 @@
+"""Figures drawn with matplotlib in one style: as PNG, as SVG, and as inline SVG in the colors of the page."""
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+# Color-blind safe palette (after Okabe and Ito). On the page each color is a CSS variable with a lighter value in dark
+# mode.
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#b14d8c", "#8a6d00", "#3aa0d8", "#5b5b5b", "#7a3b00")
+INK = "#1b1b1c"
+FAINT = "#d9d9da"
+WIDTH = 4.8  # inches: readable on a phone
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`svg` is for inlining in a page; `file_svg` and `png` are stand-alone files."""
+
+    name: str
+    title: str
+    caption: str
+    svg: str
+    file_svg: str
+    png: bytes
+
+
+@contextmanager
+def plotting() -> Iterator[Any]:
+    """Context with the matplotlib settings of the reports; yields matplotlib's Figure class, imported only here."""
+    import matplotlib
+
+    settings: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "text.parse_math": False,  # names may contain any character, also $
+        "svg.hashsalt": "tercet",
+        "font.family": "sans-serif",
+        "font.size": 9.0,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "axes.titlesize": 9.0,
+        "axes.titlecolor": INK,
+        "axes.titlelocation": "left",
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "grid.color": FAINT,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+        "figure.constrained_layout.use": True,
+    }
+    with matplotlib.rc_context(settings):
+        from matplotlib.figure import Figure as Canvas
+
+        yield Canvas
+
+
+def render_figure(canvas: Any, name: str, title: str, caption: str) -> Figure:
+    """Save as SVG and PNG, deterministically: no dates or versions in the files."""
+    svg, png = io.StringIO(), io.BytesIO()
+    canvas.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    canvas.savefig(png, format="png", dpi=180, facecolor="white", metadata={"Software": None})
+    file_svg = svg.getvalue()
+    return Figure(name, title, caption, _inline_svg(file_svg, name, title), file_svg, png.getvalue())
+
+
+def _inline_svg(svg: str, name: str, title: str) -> str:
+    """For inlining: no fixed size, unique ids, and the colors and fonts of the page."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(title, quote=True)}"', 1)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'href="#', f'href="#{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r"font: ([\d.]+)px[^;\"]*", r"font-size: \1px", svg)
+    svg = re.sub(r"font: (?:bold|600|700) ([\d.]+)px[^;\"]*", r"font-size: \1px; font-weight: 600", svg)
+    for index, color in enumerate(SERIES):
+        svg = svg.replace(color, f"var(--series-{index})")
+    return svg.replace(INK, "var(--ink)").replace(FAINT, "var(--line)")

@@ -1,0 +1,100 @@
+"""Metadata of an index: the path, captions and checksum of every image, and how to read the image again."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tercet.data.dataset import DataSet
+from tercet.data.formats import open_data
+from tercet.data.image_io import SUFFIXES, ImageFile, ImageSource
+
+
+@dataclass(frozen=True)
+class Item:
+    """An indexed image and its captions."""
+
+    path: str
+    """Absolute path; for an image inside a data file, that file and the name in it."""
+    captions: tuple[str, ...]
+    size: int
+    """Bytes."""
+    modified: int | None
+    """Modification time of the file in nanoseconds; None inside a data file."""
+    checksum: str
+
+
+def printable(name: str) -> str:
+    """Return the name on one line and in valid UTF-8, whatever characters a file name has."""
+    return name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n").replace("\r", "\\r")
+
+
+def checksum_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def write_items(file: Path, items: Sequence[Item]) -> None:
+    file.write_text("".join(json.dumps(asdict(item)) + "\n" for item in items), encoding="utf-8")
+
+
+def read_items(file: Path) -> list[Item]:
+    items = []
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
+    for line_number, line in enumerate(lines[:-1], start=1):
+        try:
+            content = json.loads(line)
+            items.append(Item(**content | {"captions": tuple(content["captions"])}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{file}, line {line_number}: not an index item: {error}") from error
+    return items
+
+
+def images_in_folder(folder: Path) -> dict[str, tuple[ImageFile, tuple[str, ...]]]:
+    """Return every image below a folder, sorted by path. Broken links are included: opening them reports the error."""
+    candidates = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    paths = sorted(path for path in candidates if path.is_file() or path.is_symlink())
+    return {str(path.resolve()): (ImageFile(path), ()) for path in paths}
+
+
+def images_in_dataset(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tuple[ImageSource, tuple[str, ...]]]:
+    """Return every image of a dataset, or of these splits, with its captions."""
+    images: dict[str, tuple[ImageSource, tuple[str, ...]]] = {}
+    for name in splits or data.splits:
+        split = data.split(name)
+        if split.image_files is None:
+            raise ValueError(f"{data.path}: the split {name} has no image files to index; give a folder of images")
+        captions: list[list[str]] = [[] for _ in split.image_names]
+        for text, owner in zip(split.texts, split.owners.tolist(), strict=True):
+            captions[owner].append(text)
+        for image_file, image_captions in zip(split.image_files, captions, strict=True):
+            path = str(image_file.path.resolve()) if isinstance(image_file, ImageFile) else str(image_file)
+            images[path] = (image_file, tuple(image_captions))
+    return images
+
+
+class IndexedImages:
+    """Access to the images of an index. `dataset` is the dataset it was built from, opened only for images that are not
+    files of their own.
+    """
+
+    def __init__(self, dataset: str | None) -> None:
+        self.dataset = dataset
+
+    def image_file(self, item: Item) -> ImageSource:
+        """Return the source of an item's image; `ValueError` if it no longer exists."""
+        if item.modified is not None:
+            return ImageFile(Path(item.path))
+        if item.path not in self._images_in_dataset:
+            raise ValueError(f"{item.path}: no longer in {self.dataset}")
+        return self._images_in_dataset[item.path]
+
+    @cached_property
+    def _images_in_dataset(self) -> dict[str, ImageSource]:
+        if self.dataset is None:
+            return {}
+        return {path: image_file for path, (image_file, _) in images_in_dataset(open_data(self.dataset)).items()}

@@ -1,0 +1,123 @@
+"""Routes of the search tab: search by text or image, image details, thumbnails, attention."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from tercet.data.image_io import ImageBytes, open_image
+from tercet.search.metadata import Item, printable
+from tercet.search.searcher import Hit, WordsOverRegions, check_k, has_attention, words_over_regions
+from tercet.serve.limits import MAX_UPLOAD_PIXELS
+from tercet.serve.params import HTTPError, IndexName, K, QueryText, check_query_text, read_upload
+from tercet.serve.state import IMAGE_SIZES, AppState
+
+CACHE_FOREVER = "private, max-age=31536000, immutable"
+IMAGE_BODY = {
+    "requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+@dataclass(frozen=True)
+class SearchHit:
+    """A search result."""
+
+    number: int
+    rank: int
+    similarity: float
+    name: str
+    checksum: str
+    """Checksum of the image; browsers may cache an image URL that contains it for good."""
+    captions: list[str]
+    first_rank: int | None = None
+    """Rank by the one-vector similarity of stage 1, if the results were re-ranked."""
+    ranks: list[int | None] | None = None
+    """Comparisons: rank under every model; null if the image is not in that index or was not re-ranked."""
+
+
+@dataclass(frozen=True)
+class SearchResponse:
+    index: str
+    results: list[SearchHit]
+
+
+@dataclass(frozen=True)
+class ItemDetails:
+    number: int
+    name: str
+    captions: list[str]
+    bytes: int
+    checksum: str
+    attention: bool
+    """Whether the model has attention of words over regions."""
+    neighbours: list[SearchHit]
+
+
+def to_search_hit(hit: Hit, ranks: list[int | None] | None = None) -> SearchHit:
+    """Convert a hit for the API: file names only, paths of this machine are not sent."""
+    item = hit.item
+    image = (file_name(item), item.checksum, list(item.captions))
+    return SearchHit(hit.number, hit.rank, round(hit.similarity, 6), *image, hit.first_rank, ranks)
+
+
+def file_name(item: Item) -> str:
+    return printable(Path(item.path).name)
+
+
+def search_routes(state: AppState) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/api/search")
+    async def search(q: QueryText, index: IndexName = None, k: K = 24) -> SearchResponse:
+        """Search images by text, most similar first."""
+        check_query_text(q)
+        check_k(k)
+        loaded_index = state.indexes.get(index)
+        return SearchResponse(loaded_index.name, [to_search_hit(hit) for hit in await loaded_index.search(q, k)])
+
+    @routes.post("/api/search/image", openapi_extra=IMAGE_BODY)
+    async def search_by_image(request: Request, index: IndexName = None, k: K = 24) -> SearchResponse:
+        """Search images by an image: the request body is the image file."""
+        check_k(k)
+        loaded_index = state.indexes.get(index)
+        searcher = loaded_index.searcher
+        async with state.uploads:
+            content = await read_upload(request)
+            hits = await state.workers.run(
+                lambda: searcher.search_image(open_image(ImageBytes(content), MAX_UPLOAD_PIXELS), k)
+            )
+        return SearchResponse(loaded_index.name, [to_search_hit(hit) for hit in hits])
+
+    @routes.get("/api/items/{number}")
+    async def item_details(number: int, index: IndexName = None, k: K = 12) -> ItemDetails:
+        """An image of the index and its k nearest images."""
+        check_k(k)
+        searcher = state.index_with_item(number, index).searcher
+        item, neighbours = searcher.index.items[number], await state.workers.run(searcher.neighbours, number, k)
+        about = (number, file_name(item), list(item.captions), item.size, item.checksum)
+        return ItemDetails(*about, has_attention(searcher), [to_search_hit(hit) for hit in neighbours])
+
+    @routes.get("/api/items/{number}/image", response_class=Response)
+    async def image(number: int, index: IndexName = None, size: str = "small", checksum: str | None = None) -> Response:
+        """The image as JPEG, at most 320 (small) or 1280 (large) pixels on its longer side.
+
+        With `checksum`, 404 unless the image has this checksum.
+        """
+        loaded_index = state.index_with_item(number, index)
+        if size not in IMAGE_SIZES:
+            raise HTTPError(422, f"size must be {' or '.join(IMAGE_SIZES)}")
+        item = loaded_index.searcher.index.items[number]
+        if checksum not in (None, item.checksum):
+            raise HTTPError(404, f"image {number} has another checksum: the index has changed")
+        jpeg = await state.image_workers.run(state.thumbnails.get, item, loaded_index.source, IMAGE_SIZES[size])
+        cache_control = CACHE_FOREVER if checksum else "no-cache"
+        return Response(jpeg, media_type="image/jpeg", headers={"cache-control": cache_control})
+
+    @routes.get("/api/items/{number}/attention")
+    async def attention(number: int, q: QueryText, index: IndexName = None) -> WordsOverRegions:
+        """Attention of every query word over the image's regions, for models with cross attention."""
+        check_query_text(q)
+        searcher = state.index_with_item(number, index).searcher
+        return await state.workers.run(words_over_regions, searcher, q, number)
+
+    return routes

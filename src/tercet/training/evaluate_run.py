@@ -1,0 +1,100 @@
+"""`tercet evaluate`: trained models on a split, under a protocol."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from tercet import runs
+from tercet.data.dataset import Split
+from tercet.data.feature_array import FeatureArray
+from tercet.data.formats import open_data
+from tercet.data.paired_dataset import PairedData, Source, paired
+from tercet.data.transforms import Pixels
+from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
+from tercet.inference import Retriever, checksum_of_weights, load, tokenize
+from tercet.training.eval_loop import check_reranking, encode_split, evaluate_reranked, rerank_split, tiles_of
+from tercet.training.settings import EvaluateSettings
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    evaluation: Evaluation
+    file: Path
+    """The JSON file; ranks.npz is next to it."""
+    title: str
+
+
+def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
+    """Evaluate the models, several as an ensemble, and write the result."""
+    models = [load(folder) for folder in settings.models]  # before the data, so that a wrong path fails at once
+    if not models:
+        raise ValueError("give at least one run folder or saved model")
+    if settings.rerank is not None:
+        check_reranking([model.model for model in models], settings.rerank, settings.protocol)
+    dataset = open_data(settings.data, images=settings.images, features=settings.features)
+    split = dataset.split(settings.split)
+    inputs = [preprocess_split(model, settings.data, split) for model in models]
+    owners = torch.from_numpy(split.owners)
+    options: dict[str, Any] = {"protocol": settings.protocol, "ties": settings.ties, "image_ids": coco_ids(split)}
+    if settings.rerank is not None:
+        evaluation = evaluate_reranked(rerank_split(models[0].model, inputs[0], settings.rerank), owners, **options)
+    else:
+        members = [tiles_of(model, *encode_split(model, data)) for model, data in zip(models, inputs, strict=True)]
+        evaluation = evaluate_tiles(mean_of_tiles(members), owners, **options)
+    content = {
+        "metrics": evaluation.metrics,
+        "folds": list(evaluation.folds),
+        "notes": list(evaluation.notes),
+        "protocol": settings.protocol,
+        "ties": settings.ties,
+        "rerank": settings.rerank,
+        "models": [folder.resolve().name for folder in settings.models],
+        "weights": [checksum_of_weights(folder) for folder in settings.models],
+        "data": Path(settings.data).name,
+        "split": settings.split,
+        "images": len(split.image_names),
+        "captions": len(split.texts),
+        "checksums": [data.checksum() for data in inputs],
+        "machine": runs.machine(),
+    }
+    file = runs.write_evaluation(settings.out, content, evaluation.ranks.arrays())
+    return EvaluationResult(evaluation, file, f"{Path(settings.data).name} {settings.split}, {settings.protocol}")
+
+
+def preprocess_split(model: Retriever, name: str, split: Split) -> PairedData:
+    """Return the split's images and captions as inputs of this model."""
+    preprocessor = model.preprocessor
+    images: Source | None = None
+    if preprocessor.pixels is not None:
+        if split.image_files is None:
+            raise ValueError(f"{name} has no image files, and this {model.system} reads pixels: give --images FOLDER")
+        images = Pixels(split.image_files, preprocessor.pixels)
+    captions: Source | None = None
+    if preprocessor.vocabulary is not None or preprocessor.tokenizer is not None:
+        captions = tokenize(
+            model.system, split.texts, preprocessor.vocabulary or preprocessor.tokenizer, model.max_tokens
+        )
+    elif model.system != "heads":
+        raise ValueError(f"this {model.system} has no vocabulary: import it again with --vocabulary")
+    data = paired(name, split, images, captions)
+    for item, source in (("image", data.images), ("caption", data.captions)):
+        expected = getattr(model.model.settings, f"{item}_dim", None)
+        if isinstance(source, FeatureArray) and expected is not None and source.shape[-1] != expected:
+            raise ValueError(
+                f"{name} has {item} features of {source.shape[-1]} channels, the model was trained on {expected}"
+            )
+    return data
+
+
+def coco_ids(split: Split) -> Int[Tensor, " image"] | None:
+    """Parse COCO ids from image names (COCO_val2014_000000391895.jpg); None if a name does not end in a number."""
+    matches = [re.search(r"(\d+)(?:\.\w+)?$", name) for name in split.image_names]
+    ids: list[Any] = [int(match[1]) for match in matches if match is not None and len(match[1]) <= 18]
+    if len(ids) < len(split.image_names) or ids == list(range(len(ids))):  # row indices, not ids
+        return None
+    return torch.tensor(ids)

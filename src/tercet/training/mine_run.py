@@ -1,0 +1,162 @@
+"""`tercet mine`: mine hard negatives with a trained model; and mining again during training (--mine-every)."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tercet.data.formats import open_data
+from tercet.data.hard_negatives import (
+    PAIRS,
+    MinedTable,
+    count_empty_lists,
+    filters_of,
+    is_shortlisted,
+    open_mined,
+)
+from tercet.data.paired_dataset import PairedData
+from tercet.inference import checksum_of_weights, load
+from tercet.mining.filters import FalseNegativeFilters
+from tercet.mining.mine import Advance, MiningConfig, mine
+from tercet.similarity import PairScorer, pair_scorer
+from tercet.storage import atomic_path, sha256_of
+from tercet.training.eval_loop import encode_split
+from tercet.training.evaluate_run import preprocess_split
+from tercet.training.settings import MineSettings
+
+
+def mine_table(settings: MineSettings) -> MinedTable:
+    """Mine a split, or open the table if it exists, and print what it holds."""
+    retriever = load(settings.model)  # before the data, so that a wrong path fails at once
+    dataset = open_data(settings.data, images=settings.images, features=settings.features)
+    data = preprocess_split(retriever, settings.data, dataset.split(settings.split))
+    filters = FalseNegativeFilters(
+        settings.filter_skip_top,
+        settings.filter_near_duplicates,
+        settings.filter_known,
+        settings.filter_pairs,
+        settings.filter_margin,
+    )
+    config = MiningConfig(settings.top_captions, settings.top_images, filters)
+    target = settings.out or Path("mined") / settings.model.resolve().name
+    shortlist = None if settings.shortlist is None else open_mined(settings.shortlist, data)
+    model = {
+        "system": retriever.system,
+        "weights": checksum_of_weights(settings.model),
+        "data_checksum": data.checksum()[:16],
+    }
+    with _ProgressBar() as bar:
+        make_scorer = partial(cached_scorer, retriever.model, data, log=bar.log)
+        mined = mine(make_scorer, data, target, config, model, shortlist=shortlist, advance=bar.advance)
+    table = open_mined(target, data)
+    print(f"{target} {'written' if mined else 'already exists'}: {_summary(table)}")
+    empty = count_empty_lists(target)
+    if any(empty.values()):
+        print(
+            f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: training "
+            "will refuse this table; mine again with weaker filters",
+            file=sys.stderr,
+        )
+    return table
+
+
+def remine(
+    model: Any, data: PairedData, folder: Path, like: MinedTable, weights: str, before: MinedTable
+) -> MinedTable:
+    """Mine with the current weights and the configuration of the table `like`: list lengths, filters, shortlist.
+
+    `--filter-margin` depends on the weights and may leave a list empty: then the list of `before` is kept.
+    """
+    config = MiningConfig(like.captions.shape[1], like.images.shape[1], filters_of_table(like.path))
+    shortlist = like if is_shortlisted(like.path) else None
+    make_scorer = partial(_uncached_scorer, model, data)
+    mine(make_scorer, data, folder, config, {"weights": weights}, shortlist=shortlist, previous=before)
+    return open_mined(folder, data)
+
+
+def filters_of_table(folder: str | Path) -> FalseNegativeFilters:
+    """Return the filters of a mined table. Raises if its copy of the --filter-pairs file is missing or was changed."""
+    filters = dict(filters_of(folder))
+    checksum = filters.pop("pairs_checksum", None)
+    if filters.get("pairs"):
+        filters["pairs"] = file = Path(folder) / PAIRS
+        if not file.is_file():
+            raise ValueError(f"{file}: no such file; --mine-every needs the pairs of --filter-pairs: mine again")
+        if sha256_of([file])[:16] != checksum:
+            raise ValueError(
+                f"{file}: checksum mismatch: not the pairs that the table was mined with; --mine-every needs those"
+            )
+    return FalseNegativeFilters(**filters)
+
+
+def _uncached_scorer(model: Any, data: PairedData, folder: Path) -> PairScorer:
+    return pair_scorer(model, *encode_split(model, data))
+
+
+def cached_scorer(
+    model: Any, data: PairedData, folder: Path, log: Callable[[str], None] = lambda text: None
+) -> PairScorer:
+    """Encode the data and return its scorer. Embeddings are cached in the folder for a later call."""
+    files = [folder / "encoded_images.npy", folder / "encoded_captions.npy"]
+    images, captions = (
+        _read_cached(file, count) for file, count in zip(files, (len(data.images), len(data.captions)), strict=True)
+    )
+    if images is not None and captions is not None:
+        return pair_scorer(model, images, captions)
+    log(f"encoding {len(data.images):,} images and {len(data.captions):,} captions")
+    encoded = encode_split(model, data)
+    for name, items in zip(("image", "caption"), encoded, strict=True):
+        if isinstance(items, Tensor) and not items.isfinite().all():
+            row = int((~items.isfinite()).any(dim=1).nonzero()[0])
+            raise ValueError(f"the embedding of {name} {row} has NaN or infinity: the weights of the model are invalid")
+    if all(isinstance(items, Tensor) for items in encoded):
+        for items, file in zip(encoded, files, strict=True):
+            assert isinstance(items, Tensor)
+            with atomic_path(file) as temporary, temporary.open("wb") as stream:
+                np.save(stream, items.float().numpy())
+    return pair_scorer(model, *encoded)
+
+
+def _read_cached(file: Path, rows: int) -> Tensor | None:
+    """Return cached embeddings; None if the file is missing or damaged."""
+    try:
+        embeddings = np.load(file)
+    except (OSError, ValueError, EOFError):
+        return None
+    return torch.from_numpy(embeddings) if embeddings.shape[:1] == (rows,) else None
+
+
+def _summary(table: MinedTable) -> str:
+    images, captions = len(table.captions), len(table.images)
+    return (
+        f"{images:,} images with up to {table.captions.shape[1]:,} captions each, {captions:,} captions with up to "
+        f"{table.images.shape[1]:,} images each; use it with tercet train --mined"
+    )
+
+
+class _ProgressBar:
+    """A progress bar of images on stderr."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("mining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task("", total=None)
+        self.advance: Advance = lambda done, total: self._progress.update(self._task, completed=done, total=total)
+
+    def log(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def __enter__(self) -> "_ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

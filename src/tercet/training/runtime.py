@@ -1,0 +1,70 @@
+"""Runtime of a step: moving a batch to its device, seeding, and Ctrl-C between two steps."""
+
+import signal
+import threading
+from dataclasses import replace
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tercet.training import process_group
+from tercet.training.settings import TrainSettings
+from tercet.types import Batch, MinedItems
+
+Items = TypeVar("Items", Batch, MinedItems)
+
+
+def to_device(batch: Batch, device: torch.device, settings: TrainSettings) -> Batch:
+    """Return this process's shard of the batch, on its device and in the run's precision."""
+    rank, count = process_group.world()
+    if count > 1:
+        batch = process_group.shard_batch(batch, rank, count)
+    if device.type == "cpu" and settings.precision != "float64":
+        return batch
+    dtype = torch.float64 if settings.precision == "float64" else torch.float32
+    mined = None if batch.mined is None else _moved(batch.mined, device, dtype)
+    return replace(_moved(batch, device, dtype), mined=mined)
+
+
+def _moved(items: Items, device: torch.device, dtype: torch.dtype) -> Items:
+    moved: dict[str, Any] = {
+        name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+        for name, value in vars(items).items()
+        if isinstance(value, Tensor)
+    }
+    return replace(items, **moved)
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Seed the random generators of the CPU and of the device in use.
+
+    `torch.manual_seed` also records a stack trace for every missing device type, which takes a millisecond per call
+    and is never freed.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+class Interrupt:
+    """Turns Ctrl-C into the flag `requested`, so that the current step is finished; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous_handler: Any = None
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            self._previous_handler = signal.signal(signal.SIGINT, self._request)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

@@ -1,0 +1,55 @@
+"""Results of a comparison without training: run folders written by the test."""
+
+import numpy as np
+
+from tercet import runs
+from tercet.comparison.results import Results, read_run
+from tercet.comparison.variants import Variant
+from tercet.evaluation.metrics import contributions
+from tercet.storage import write_json
+
+
+def ranks_of(random, images, quality):
+    """Random ranks with three captions per image; the higher the quality, the smaller the ranks."""
+    image = np.repeat(np.arange(images), 3)
+    ranks = {
+        direction: 1 + (random.exponential(20 / quality, 3 * images)).astype(np.int64) for direction in ("i2t", "t2i")
+    }
+    arrays = {"image": image, "caption": np.arange(3 * images)}
+    for direction, rank in ranks.items():
+        arrays |= {f"{direction}_rank": rank, f"{direction}_rank_negatives": rank}
+    return arrays
+
+
+def write_run(root, name, seed, ranks, seconds=1.0, learning_rate=1e-3):
+    folder = root / f"20260101_made_heads_{name.replace('/', '+')}_s{seed}_{runs.run_hash({'name': name}, str(seed))}"
+    folder.mkdir(parents=True)
+    metrics = {
+        m: float(contributions(ranks, m).mean())
+        for m in ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+    }
+    write_json(folder / runs.SETTINGS, {"learning_rate": learning_rate, "objective": name, "seed": seed})
+    final = {
+        "final": True,
+        "split": "test",
+        "step": 100,
+        "clipped_steps": 25,
+        "pairs_seen": 12800,
+        "i2t_queries": float(ranks["image"].max() + 1),
+    }
+    lines = runs.MetricsFile(folder, 0)
+    lines.append(final | metrics)
+    runs.write_ranks(folder, ranks)
+    runs.finish_run(folder, {"memory_mb": 12.0}, seconds=seconds)
+    return folder
+
+
+def make_results(root, qualities, seeds=3, images=200, failures=()):
+    """Results of variants with these qualities, over shared seeds and images."""
+    by_variant = {}
+    for name, quality in qualities.items():
+        random = np.random.default_rng(int(10 * quality))  # equal qualities, equal ranks
+        for seed in range(seeds):
+            folder = write_run(root, name, seed, ranks_of(random, images, quality))
+            by_variant.setdefault(name, {})[seed] = read_run(folder, seed)
+    return Results([Variant(name, name) for name in qualities], by_variant, failures)

@@ -1,0 +1,199 @@
+"""Error rates and power checked by simulation, p-values against textbook tests where one applies."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tercet.evaluation import significance
+from tercet.evaluation.blocked_similarity import tiles_of_matrix
+from tercet.evaluation.metrics import METRICS, contributions, metrics_of
+from tercet.evaluation.positives import Positives
+from tercet.evaluation.ranks import rank_positives
+from tercet.evaluation.significance import (
+    VarianceComponents,
+    compare_runs,
+    detectable,
+    holm,
+    power,
+    seeds_needed,
+    sign_flip_test,
+)
+
+
+@pytest.fixture
+def few_flips(monkeypatch):
+    """Skip the 9,999 sign flips in simulations that do not test them."""
+    monkeypatch.setattr(significance, "_random_signs", lambda images: np.ones((1, images), dtype=np.float32))
+
+
+def drawn(random, seeds, images, seed_std, image_std, rest_std, difference=0.0):
+    """Differences of two variants under the model that the test assumes."""
+    return (
+        difference
+        + seed_std * random.standard_normal((seeds, 1))
+        + image_std * random.standard_normal((1, images))
+        + rest_std * random.standard_normal((seeds, images))
+    )
+
+
+def rejections(spreads, seeds, images, difference, times, level=0.05):
+    random = np.random.default_rng(1)
+    zero = np.zeros((seeds, images))
+    return np.mean(
+        [compare_runs(drawn(random, seeds, images, *spreads, difference), zero).p < level for _ in range(times)]
+    )
+
+
+# Standard deviations of seed, image and rest: one source of variance only, both, and values typical of recalls.
+SPREADS = [
+    (0.0, 0.0, 50.0),
+    (2.0, 0.0, 50.0),
+    (0.0, 60.0, 50.0),
+    (2.0, 60.0, 50.0),
+    (8.0, 20.0, 50.0),
+    (3.0, 60.0, 10.0),
+]
+
+
+@pytest.mark.usefixtures("few_flips")
+@pytest.mark.parametrize("spreads", SPREADS)
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_without_a_difference_false_positives_stay_below_the_level(spreads, seeds):
+    times = 600
+    random = np.random.default_rng(1)
+    p = np.array([compare_runs(drawn(random, seeds, 300, *spreads), np.zeros((seeds, 300))).p for _ in range(times)])
+    for level in (0.05, 0.01):  # the correction for multiple comparisons uses small levels
+        assert (p < level).mean() <= level + 3.3 * np.sqrt(level * (1 - level) / times)
+
+
+def test_tests_over_seeds_or_images_alone_are_too_liberal():
+    """With variance of seeds and images, a test over only one of them has too many false positives."""
+    random = np.random.default_rng(0)
+    zero = np.zeros((5, 300))
+    comparisons = [compare_runs(drawn(random, 5, 300, 6.0, 60.0, 20.0), zero) for _ in range(600)]
+    assert np.mean([comparison.p < 0.05 for comparison in comparisons]) <= 0.075
+    assert np.mean([comparison.p_images < 0.05 for comparison in comparisons]) > 0.12
+    assert np.mean([comparison.p_seeds < 0.05 for comparison in comparisons]) > 0.12
+
+
+@pytest.mark.usefixtures("few_flips")
+@pytest.mark.parametrize("spreads", [(2.0, 60.0, 50.0), (6.0, 20.0, 50.0), (0.5, 90.0, 20.0)])
+@pytest.mark.parametrize("seeds", [3, 6])
+def test_known_differences_are_detected_as_often_as_predicted(spreads, seeds):
+    seed_std, image_std, rest_std = spreads
+    spread = VarianceComponents(seed_std**2, image_std**2, rest_std**2, images=400)
+    smallest = detectable(spread, seeds)
+    assert power(spread, seeds, smallest) == pytest.approx(0.8, abs=1e-3)
+    rate = rejections(spreads, seeds, 400, smallest, times=600)
+    assert rate == pytest.approx(0.8, abs=0.05)
+    needed = seeds_needed(spread, 1.001 * smallest)
+    assert needed is not None
+    assert needed <= seeds
+
+
+@pytest.mark.usefixtures("few_flips")
+def test_seeds_needed_reach_the_power():
+    spreads, difference = (4.0, 20.0, 40.0), 7.0
+    spread = VarianceComponents(16.0, 400.0, 1600.0, images=400)
+    needed = seeds_needed(spread, difference)
+    assert power(spread, needed - 1, difference) < 0.8 <= power(spread, needed, difference)
+    assert rejections(spreads, needed, 400, difference, times=600) == pytest.approx(
+        power(spread, needed, difference), abs=0.06
+    )
+
+
+def test_no_number_of_seeds_replaces_images():
+    assert seeds_needed(VarianceComponents(1.0, 60.0**2, 400.0, images=100), 5.0) is None
+
+
+def test_seeds_alone_are_the_paired_t_test():
+    random = np.random.default_rng(3)
+    first, second = random.random((6, 50)), random.random((6, 50))
+    expected = stats.ttest_rel(first.mean(axis=1), second.mean(axis=1)).pvalue
+    assert compare_runs(first, second).p_seeds == pytest.approx(expected, rel=1e-12)
+
+
+def test_where_images_differ_by_nothing_the_crossed_test_is_the_paired_t_test():
+    """All images shift equally: only seeds have variance, and the interval is the textbook one."""
+    shifts = np.array([1.0, 4.0, 2.5, 3.0])
+    d = np.repeat(shifts[:, None], 40, axis=1)
+    comparison = compare_runs(d, np.zeros_like(d))
+    textbook = stats.ttest_1samp(shifts, 0.0)
+    interval = textbook.confidence_interval(0.95)
+    assert comparison.p == pytest.approx(textbook.pvalue, rel=1e-9)
+    assert (comparison.low, comparison.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+def test_sign_flips_agree_with_scipy_and_with_all_flips():
+    random = np.random.default_rng(5)
+    few = random.standard_normal(9) + 0.4
+    all_flips = np.array([[1 if bits >> bit & 1 else -1 for bit in range(9)] for bits in range(512)])
+    exact = np.mean(np.abs(all_flips @ few) >= abs(few.sum()) - 1e-12)
+    assert sign_flip_test(few) == pytest.approx(exact, abs=0.015)
+    many = random.standard_normal(200) + 0.15
+    theirs = stats.permutation_test(
+        (many, np.zeros(200)), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=9999, rng=0
+    )
+    assert sign_flip_test(many) == pytest.approx(theirs.pvalue, abs=0.012)
+
+
+def test_the_result_is_deterministic():
+    random = np.random.default_rng(8)
+    first, second = random.random((3, 80)), random.random((3, 80))
+    assert compare_runs(first, second) == compare_runs(first, second)
+
+
+def test_holm_by_hand_and_its_family_wise_error():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    random = np.random.default_rng(2)
+    families = np.mean([min(holm(list(random.random(20)))) < 0.05 for _ in range(2000)])
+    assert families <= 0.05 + 2.6 * np.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_without_any_variance_the_permutation_test_over_images_applies():
+    comparison = compare_runs(np.full((2, 5), 100.0), np.zeros((2, 5)))
+    assert comparison.p == comparison.p_images > 0.05
+
+
+def test_many_seeds_are_not_called_impossible():
+    assert seeds_needed(VarianceComponents(25.0, 0.0, 0.0, 1000), 0.1) == 1001
+    assert seeds_needed(VarianceComponents(25.0, 60.0**2, 0.0, 1000), 0.1) is None
+    assert seeds_needed(VarianceComponents(25.0, 0.0, 0.0, 1000), 0.0) is None
+
+
+def test_edges():
+    same = np.ones((3, 10))
+    equal = compare_runs(same, same)
+    assert (equal.difference, equal.p, equal.p_seeds, equal.p_images) == (0.0, 1.0, 1.0, 1.0)
+    one = compare_runs(np.random.default_rng(0).random((1, 30)), np.zeros((1, 30)))
+    assert one.p == one.p_images
+    assert one.p_seeds is None
+    assert one.detectable() is None
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_other_shapes_are_refused():
+    for first, second in ((np.zeros((2, 3)), np.zeros((2, 4))), (np.zeros((0, 5)),) * 2, (np.zeros((2, 1)),) * 2):
+        with pytest.raises(ValueError, match="seeds"):
+            compare_runs(first, second)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_contributions_of_images_average_to_the_metric(metric):
+    random = np.random.default_rng(4)
+    owners = np.sort(random.integers(0, 40, 130))  # ragged
+    owners = np.unique(owners, return_inverse=True)[1]
+    similarity = random.random((owners.max() + 1, 130)) + 0.4 * (owners[None] == np.arange(owners.max() + 1)[:, None])
+    import torch
+
+    positives = torch.from_numpy(owners[None] == np.arange(owners.max() + 1)[:, None])
+    ranks = rank_positives(tiles_of_matrix(torch.from_numpy(similarity)), Positives.of_mask(positives))
+    per_image = contributions(ranks.arrays(), metric)
+    assert per_image.mean() == pytest.approx(metrics_of(ranks)[metric], rel=1e-12)
+
+
+def test_an_unknown_metric_is_named():
+    with pytest.raises(ValueError, match="i2t_medr"):
+        contributions({}, "i2t_medr")
