@@ -7,7 +7,9 @@ from tercet.comparison.plan import common_settings, plan_run, prepare_all
 from tercet.comparison.settings import make_settings
 from tercet.comparison.variants import make_variants
 from tercet.training.progress import RunProgress
-from tercet.training.train import Loop, resolve, select_device
+from tercet.training.run_identity import resolve
+from tercet.training.runtime import select_device
+from tercet.training.train import Loop
 
 
 def make_plans(tmp_path, **overrides):

@@ -184,8 +184,8 @@ def test_the_initial_weights_are_part_of_the_run_identity(folder, tmp_path):
 
     from safetensors.torch import load_file, save_file
 
+    from tercet.training.run_identity import resolve
     from tercet.training.settings import train_settings
-    from tercet.training.train import resolve
 
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)

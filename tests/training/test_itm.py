@@ -156,8 +156,8 @@ def test_a_pretrained_bert_gets_normalized_captions(tmp_path):
 
 
 def test_the_recipe_reduces_by_the_mean_also_with_given_settings(tmp_path):
+    from tercet.training.run_identity import resolve
     from tercet.training.settings import train_settings
-    from tercet.training.train import resolve
 
     named = train_settings({"model": "xvlm-tiny", "objective": "cir/sig-ms", "objective_settings": {"tau": 5.0}})
     main, _, identity = resolve(named)

@@ -302,7 +302,7 @@ def test_a_refused_run_leaves_no_folder(tmp_path):
 
 
 def test_the_warmup_objective_shares_settings_and_an_edited_file_is_another_run(tmp_path):
-    from tercet.training.train import resolve
+    from tercet.training.run_identity import resolve
     from tests.training.small_training import small_settings
 
     file = tmp_path / "mine.py"

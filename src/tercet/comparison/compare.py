@@ -40,7 +40,7 @@ from tercet.names import suggest
 from tercet.reporting.table_formats import Table
 from tercet.training.eval_loop import encode_split, tiles_of
 from tercet.training.evaluate_run import coco_ids
-from tercet.training.train import run_id_of
+from tercet.training.run_identity import run_id_of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runtime of a step: moving a batch to its device, seeding, and Ctrl-C between two steps."""
+"""Runtime of a run: choosing a device, moving a batch to it, seeding a step, and Ctrl-C between two steps."""
 
 import signal
 import threading
@@ -68,3 +68,14 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+
+def select_device(name: str | None) -> torch.device:
+    """Return the named device; without a name, cuda if available, else cpu."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ValueError(f"--device: {str(error).splitlines()[0]}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no CUDA device is available")
+    return device

@@ -4,7 +4,6 @@ All randomness in a step comes from the seed of that step, so an interrupted and
 an uninterrupted one.
 """
 
-import hashlib
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -23,35 +22,30 @@ from tercet.data.collate import Collator
 from tercet.data.hard_negatives import (
     MinedTable,
     count_empty_lists,
-    filters_of,
-    is_shortlisted,
     open_mined,
-    table_checksum,
 )
 from tercet.data.paired_dataset import PairedData
 from tercet.data.samplers import BatchIndices, image_batches, pair_batches
 from tercet.data.transforms import Pixels
-from tercet.inference import WEIGHTS, checksum_of_weights
-from tercet.models import SYSTEMS, preset
-from tercet.objectives import RowObjective, objective
-from tercet.objectives.custom import is_file_name, source_checksum
+from tercet.inference import WEIGHTS
+from tercet.models import preset
+from tercet.objectives import RowObjective
 from tercet.storage import LOCK, atomic_write, exclusive_lock
 from tercet.training import process_group
-from tercet.training.aoq_step import check_mined_settings, hard_negative_sampler
+from tercet.training.aoq_step import hard_negative_sampler
 from tercet.training.checkpoint import newest_state, save_state
-from tercet.training.eval_loop import check_select_metric, evaluate_split, selection_value
+from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.mine_run import filters_of_table, remine
 from tercet.training.monitor import HealthMonitor, NotFiniteError, PeakMemory, Throughput, first_not_finite
 from tercet.training.optim import freeze, make_optimizer, ramp, schedule
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.progress import RunProgress, TensorBoardLog, TerminalProgress
-from tercet.training.runtime import Interrupt, to_device
-from tercet.training.settings import TrainSettings, identity_of, train_settings
-from tercet.training.step import Outcome, Step, apply_scale, objective_for, takes_scale, with_model_bias
+from tercet.training.run_identity import hash_identity, resolve
+from tercet.training.runtime import Interrupt, select_device, to_device
+from tercet.training.settings import TrainSettings, train_settings
+from tercet.training.step import Outcome, Step, apply_scale, with_model_bias
 from tercet.types import Batch
-
-NOT_HASHED = ("data", "images", "mined")  # paths; the run hash contains the checksums of their content
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ def train_run(
     with process_group.distributed_run(device.type):
         if process_group.is_main_process():
             runs.make_root(settings.runs)
-        run_id = _run_id(identity, prepared)
+        run_id = hash_identity(identity, prepared)
         finished = runs.find_run(settings.runs, run_id)
         if finished is not None:
             if not settings.resume:
@@ -502,87 +496,3 @@ def _best_weights(file: Path, device: torch.device) -> dict[str, Any]:
         return load_file(file, device=str(device))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{file}: cannot be read ({error}); --no-resume starts the run over") from error
-
-
-def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
-    """Return the objective, the warmup objective, and everything that defines the run, ready for JSON."""
-    check_select_metric(settings.select_metric)
-    if settings.model.endswith("-finetuned") and settings.init_from is None:
-        raise ValueError(f"{settings.model} is a second stage: --init-from must name the run of the first stage")
-    main = objective_for(settings.model, settings.objective, settings.objective_settings)
-    warmup = _warmup_objective(settings)
-    check_mined_settings(main, warmup, settings)
-    custom = is_file_name(settings.objective)
-    warmup_name = settings.warmup_objective
-    identity = identity_of(settings) | {
-        "objective": settings.objective if custom else main.name,
-        "objective_settings": main.settings,
-        "objective_source": source_checksum(settings.objective) if custom else None,
-        "warmup_source": (
-            source_checksum(warmup_name) if warmup_name is not None and is_file_name(warmup_name) else None
-        ),
-        "learned_scale": takes_scale(settings.model, main.settings, settings.objective_settings),
-        "pretrained": _pretrained_checksums(settings),
-        "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
-        "init_checksum": None if settings.init_from is None else _init_checksum(Path(settings.init_from)),
-    }
-    if settings.mined is not None and settings.mine_every is not None:
-        identity["mined_again"] = _mining_identity(Path(settings.mined))
-    return main, warmup, identity
-
-
-def run_id_of(settings: TrainSettings, prepared: PreparedData) -> str:
-    """Return the hash of settings and data that names the run."""
-    return _run_id(resolve(settings)[2], prepared)
-
-
-def _run_id(identity: dict[str, Any], prepared: PreparedData) -> str:
-    return runs.run_hash({name: value for name, value in identity.items() if name not in NOT_HASHED}, prepared.checksum)
-
-
-def _warmup_objective(settings: TrainSettings) -> RowObjective | None:
-    """With those objective settings that the warmup objective has too: one margin for both."""
-    if settings.warmup_objective is None:
-        return None
-    known = objective(settings.warmup_objective).settings
-    shared = {name: value for name, value in settings.objective_settings.items() if name in known}
-    return objective_for(settings.model, settings.warmup_objective, shared)
-
-
-def _mining_identity(table: Path) -> dict[str, Any]:
-    """What later tables depend on besides the lists of the first: its filters, and whether it had a shortlist."""
-    filters = {name: value for name, value in filters_of(table).items() if name != "pairs"}
-    return filters | {"shortlist": is_shortlisted(table)}
-
-
-def _pretrained_checksums(settings: TrainSettings) -> dict[str, str]:
-    """Checksums of pretrained weights in local folders; a model name on the hub identifies itself."""
-    system, model_settings = preset(settings.model)
-    model_settings = model_settings | settings.model_settings
-    checksums = {}
-    for part in sorted({SYSTEMS[system].vision or "", SYSTEMS[system].text or ""}):
-        folder = model_settings.get(part)
-        if isinstance(folder, str) and Path(folder).is_dir():
-            files = sorted(f for kind in ("*.safetensors", "*.bin", "config.json") for f in Path(folder).glob(kind))
-            digest = hashlib.sha256()
-            for file in files:
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
-            checksums[part] = digest.hexdigest()[:16]
-    return checksums
-
-
-def _init_checksum(folder: Path) -> str:
-    if not (folder / WEIGHTS).is_file():
-        raise ValueError(f"--init-from: {folder / WEIGHTS}: no such file")
-    return checksum_of_weights(folder)
-
-
-def select_device(name: str | None) -> torch.device:
-    """Return the named device; without a name, cuda if available, else cpu."""
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"--device: {str(error).splitlines()[0]}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no CUDA device is available")
-    return device

@@ -23,9 +23,9 @@ from tercet.objectives import RowObjective
 from tercet.similarity import pair_scorer
 from tercet.training.eval_loop import Encoded, encode_split
 from tercet.training.prepare import PreparedData, prepare_data
+from tercet.training.run_identity import resolve, run_id_of
 from tercet.training.settings import TrainSettings, read_config, train_settings
 from tercet.training.step import objective_for, scale_and_bias
-from tercet.training.train import resolve, run_id_of
 from tercet.types import PairMask, Similarity
 
 SEED = 0  # of the analysed batches, independent of the run's own seed
