@@ -1,23 +1,20 @@
 """Is one source tree slower than another? Two processes, one per tree, run the same work in turns.
 
-python benchmarks/two_trees.py /path/to/old/src /path/to/new/src [--turns 7] [--out FILE]
+python benchmarks/two_trees.py /path/to/old/src /path/to/new/src [--turns 7]
 
 Only public names are used, so any two commits with the same public API can be compared. A figure is the median of the
 turns; who goes first alternates. Ratios are new / old: 1.00 is equally fast.
 """
 
-import argparse
 import multiprocessing
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from datetime import date
+from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 
-WARM_UP = 2
+from harness import make_parser, median_seconds, page_header, repeat, write_page
 
 
 def workloads() -> dict[str, Callable[[], None]]:
@@ -48,29 +45,33 @@ def workloads() -> dict[str, Callable[[], None]]:
     return steps | {"evaluate_embeddings, 1,000 x 5,000": evaluate, "train heads, scenes:600, 3 epochs": train}
 
 
-def serve(source: str, link) -> None:
-    """In a process of its own: times the workload that it is asked for."""
+def serve(source: str, link: Connection) -> None:
+    """In a process of its own: import the tree, then run every workload that is asked for."""
     sys.path.insert(0, source)
     with open(os.devnull, "w") as nowhere:
         sys.stderr = nowhere
         import tercet
 
         assert tercet.__file__.startswith(source), tercet.__file__
-        work = workloads()
-        link.send(list(work))
+        calls = workloads()
+        link.send(list(calls))
         while (name := link.recv()) is not None:
-            repeats = 1 if name.startswith(("evaluate", "train")) else 20
-            start = time.perf_counter()
-            for _ in range(repeats):
-                work[name]()
-            link.send((time.perf_counter() - start) / repeats)
+            repeat(calls[name], 1 if name.startswith(("evaluate", "train")) else 20)
+            link.send(None)
+
+
+def run_in(link: Connection, name: str) -> Callable[[], None]:
+    def call() -> None:
+        link.send(name)
+        link.recv()
+
+    return call
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("trees", nargs=2, type=Path, metavar="SRC", help="two folders that contain tercet/")
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--out", type=Path, help="write the table here as well")
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     links = []
@@ -79,25 +80,17 @@ def main() -> None:
         context.Process(target=serve, args=(str(tree.resolve()), there), daemon=True).start()
         links.append(here)
     names, _ = (link.recv() for link in links)
-    rows = [
-        f"Two source trees in turns, {date.today()}, one thread each, median of {given.turns} turns, milliseconds.",
-        "",
-        "| work | old | new | new / old |",
-        "|---|---:|---:|---:|",
-    ]
+    lines = page_header(
+        "Two source trees", "two_trees", f"one thread per process, median of {given.turns} interleaved turns"
+    )
+    lines += ["| work | new / old |", "|---|---:|"]
     for name in names:
-        times: list[list[float]] = [[], []]
-        for turn in range(WARM_UP + given.turns):
-            for which in (0, 1) if turn % 2 else (1, 0):
-                links[which].send(name)
-                times[which].append(links[which].recv())
-        old, new = (median(taken[WARM_UP:]) * 1000 for taken in times)
-        rows.append(f"| {name} | {old:.2f} | {new:.2f} | {new / old:.2f} |")
-        print(rows[-1], flush=True)
+        seconds = median_seconds({which: run_in(link, name) for which, link in enumerate(links)}, given.turns)
+        lines.append(f"| {name} | {seconds[1] / seconds[0]:.2f} |")
+        print(lines[-1], flush=True)
     for link in links:
         link.send(None)
-    if given.out is not None:
-        given.out.write_text("\n".join(rows) + "\n")
+    write_page(given.out, "two_trees", lines)
 
 
 if __name__ == "__main__":

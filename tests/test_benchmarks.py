@@ -146,3 +146,20 @@ def test_the_server_is_measured_under_load_and_recall_equals_the_evaluation(tmp_
     texts, owners = zip(*captions, strict=True)
     expected = tercet.evaluate_embeddings(images, retriever.embed_texts(texts), owners=torch.tensor(owners))
     assert bench.recall_through_index(folder) == (pytest.approx(expected["t2i_r10"]), len(texts))
+
+
+def test_the_files_of_a_training_step_are_counted():
+    import files_entered as bench
+
+    files = bench.files_of_a_step()
+    assert {"training/step.py", "objectives/nt_xent.py", "models/heads.py"} <= files
+    assert not {file for file in files if file.startswith(("data/", "evaluation/", "cli/"))}
+    assert len(files) <= 16, f"one step enters {len(files)} files: {sorted(files)}"
+
+
+def test_two_trees_run_the_same_work():
+    import two_trees as bench
+
+    calls = bench.workloads()
+    assert {name.split()[0] for name in calls} == {"objective", "evaluate_embeddings,", "train"}
+    calls["objective triplet-sh, 128 pairs"]()
