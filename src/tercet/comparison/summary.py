@@ -94,7 +94,7 @@ def _best_variant(results: Results, significance: SignificanceTable) -> str:
     seeds = f"mean ± std over {len(results.runs[best])} seeds" if std is not None else "one seed"
     value = f"{value} ({seeds}; {_image_count(results, best):,} {results.split} images)"
     if len(significance.order) == 1:
-        return f"{best} has an {metric} of {value}; there is nothing to compare it with."
+        return f"{best} has {metric} {value}; there is nothing to compare it with."
     tied = [name for name in significance.order if results.mean(name, metric) == results.mean(best, metric)]
     if len(tied) > 1:
         return f"{_join(tied)} tie for the highest {metric}, {value}."

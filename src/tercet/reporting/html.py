@@ -72,7 +72,7 @@ def caption_fallback(split: Split, image: int) -> str:
     """The first caption of an image, if the data has no image files."""
     if split.image_files is not None:
         return ""
-    return f' <q class="stand-in">{escape(split.texts[int(np.searchsorted(split.owners, image))])}</q>'
+    return f' <q class="caption-fallback">{escape(split.texts[int(np.searchsorted(split.owners, image))])}</q>'
 
 
 def _thumbnail(pil_image: Image.Image) -> str:

@@ -68,7 +68,7 @@ def test_a_healthy_run_has_no_findings():
 def test_each_fault_is_found_alone_with_its_numbers(name):
     findings = diagnose(replace(HEALTHY, **FAULTY[name]))
     assert [finding.name for finding in findings] == [name]
-    assert re.search(r"\d", findings[0].seen)
+    assert re.search(r"\d", findings[0].description)
     assert "--" in findings[0].advice or "tercet" in findings[0].advice
 
 
@@ -149,7 +149,7 @@ def test_while_validation_clearly_rises_a_flat_space_is_under_training():
 def test_a_non_finite_measurement_is_a_finding(name, value):
     finding = diagnose(replace(HEALTHY, **{name: value}))[0]
     assert finding.name == "not a number"
-    assert f": {name}." in finding.seen
+    assert f": {name}." in finding.description
 
 
 def test_a_value_of_a_non_finite_measurement_is_not_a_number():

@@ -92,7 +92,7 @@ def test_the_command_on_a_faulty_run_prints_the_finding_its_numbers_and_advice(f
     written = json.loads((tmp_path / "page" / "doctor.json").read_text())
     (finding,) = written["findings"]
     assert finding["name"] == "collapse"
-    assert f"{written['measurements']['spread']:.2g}" in finding["seen"]
+    assert f"{written['measurements']['spread']:.2g}" in finding["description"]
     assert "--warmup-objective triplet" in " ".join(printed.split())
     assert [each["name"] for each in written["rules"]] == [rule.name for rule in RULES]
     page = (tmp_path / "page" / "doctor.html").read_text()
@@ -182,7 +182,7 @@ def test_a_nan_validation_metric_is_a_finding(healthy, tmp_path):
     last["rsum"] = None
     (copy / runs.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     (finding,) = report_on(open_run_folder(copy)).findings
-    assert (finding.name, "rise, fall" in finding.seen) == ("not a number", True)
+    assert (finding.name, "rise, fall" in finding.description) == ("not a number", True)
 
 
 def test_without_a_validation_split_the_report_says_so(tmp_path, monkeypatch, capsys):

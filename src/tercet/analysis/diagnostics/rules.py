@@ -58,7 +58,7 @@ class Finding:
     """A triggered rule that no other finding explains."""
 
     name: str
-    seen: str
+    description: str
     """One sentence with the measured numbers."""
     threshold: str
     advice: str

@@ -240,7 +240,7 @@ def _anchor_block(direction: BreakdownDirection, role: str, breakdown: GradientB
     )
     forces = _forces_block(direction, breakdown, "Pull", breakdown.pulls, split)
     forces += _forces_block(direction, breakdown, "Push", breakdown.pushes, split)
-    css_class = "answers placed texts" if direction.direction == "i2t" else "answers placed"
+    css_class = "answers ranked texts" if direction.direction == "i2t" else "answers ranked"
     return (
         f'<div class="example"><h3>{role.capitalize()}{share}</h3><div class="query">{query}</div>'
         f'<p>{escape(breakdown.sentence())}</p><div class="{css_class}">{forces}</div></div>'
@@ -271,7 +271,7 @@ def _force_item(
     direction: BreakdownDirection, breakdown: GradientBreakdown, kind: str, force: Force, split: Split
 ) -> str:
     row, similarity = direction.candidates[force.candidate], _similarity(direction, breakdown, force)
-    values = f'<span class="place">{percent(force.share)}</span> <span class="place">at {similarity:.3f}</span>'
+    values = f'<span class="rank">{percent(force.share)}</span> <span class="rank">at {similarity:.3f}</span>'
     bar = f'<span class="bar {kind.lower()}" style="width: {100 * force.share:.1f}%"></span>'
     marks = "".join(
         f'<span class="{css_class}">{escape(text)}</span>' for css_class, text in _marks(direction, breakdown, force)

@@ -111,7 +111,7 @@ def print_report(report: DoctorReport, console: Console) -> None:
     console.print(f"{report.run}\n{_summary(report)}\n", highlight=False, markup=False)
     for finding in report.findings:
         console.print(finding.name, style="bold", highlight=False, markup=False)
-        for line in (_sentence(finding.seen), finding.advice):
+        for line in (_sentence(finding.description), finding.advice):
             console.print(Padding(Text(line), (0, 0, 0, 2)), highlight=False)
         console.print()
     console.print(report.table().terminal())
@@ -133,7 +133,7 @@ def _summary(report: DoctorReport) -> str:
 
 def _findings(report: DoctorReport) -> str:
     blocks = "".join(
-        f"<h3>{escape(finding.name)}</h3><p>{escape(_sentence(finding.seen))}</p>"
+        f"<h3>{escape(finding.name)}</h3><p>{escape(_sentence(finding.description))}</p>"
         f'<p class="note">{escape(finding.threshold)}</p><p>{escape(finding.advice)}</p>'
         for finding in report.findings
     )

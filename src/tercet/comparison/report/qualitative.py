@@ -91,7 +91,7 @@ def example_block(example: Example, split: Split, *, similarities: bool = False)
     else:
         query = image_block(split, example.query) + (caption_fallback(split, example.query) if similarities else "")
     answers = "".join(_answer_block(example.direction, answer, split, similarities) for answer in example.answers)
-    css = ("answers placed" if similarities else "answers") + (" texts" if example.direction == "i2t" else "")
+    css = ("answers ranked" if similarities else "answers") + (" texts" if example.direction == "i2t" else "")
     return f'<div class="example"><div class="query">{query}</div><div class="{css}">{answers}</div></div>'
 
 
@@ -137,9 +137,9 @@ def _item(direction: Direction, retrieved: RetrievedItem, split: Split) -> str:
 def _ranked_item(direction: Direction, retrieved: RetrievedItem, split: Split, rank: int) -> str:
     if direction == "t2i":
         content = image_block(split, retrieved.item) + caption_fallback(split, retrieved.item)
-        return f'{content}<span class="place">{rank:,} · {retrieved.similarity:.3f}</span>{_match_mark(retrieved)}'
-    content = f'<span class="place">{rank:,}</span> <q>{escape(split.texts[retrieved.item])}</q>'
-    return f'{content} <span class="place">{retrieved.similarity:.3f}</span>{_match_mark(retrieved)}'
+        return f'{content}<span class="rank">{rank:,} · {retrieved.similarity:.3f}</span>{_match_mark(retrieved)}'
+    content = f'<span class="rank">{rank:,}</span> <q>{escape(split.texts[retrieved.item])}</q>'
+    return f'{content} <span class="rank">{retrieved.similarity:.3f}</span>{_match_mark(retrieved)}'
 
 
 def _match_mark(retrieved: RetrievedItem) -> str:
