@@ -34,14 +34,14 @@ class Ours:
     """What `tercet mine` does with a block of images, without filters."""
 
     def __init__(self, images: torch.Tensor, captions: torch.Tensor, top: tuple[int, int]) -> None:
-        self.pair_scorer, self.captions, self.top = dot_product_scorer(images, captions), len(captions), top
+        self.split_scorer, self.captions, self.top = dot_product_scorer(images, captions), len(captions), top
         self.caption_lists = RunningTopK(len(captions), top[1])
 
     def block(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         image_lists = RunningTopK(rows.stop - rows.start, self.top[0])
         for left in range(0, self.captions, BLOCK_CAPTIONS):
             columns = slice(left, min(left + BLOCK_CAPTIONS, self.captions))
-            block = self.pair_scorer.block(rows, columns)
+            block = self.split_scorer.block(rows, columns)
             image_lists.update(block, slice(0, rows.stop - rows.start), left, images=True)
             self.caption_lists.update(block, columns, rows.start, images=False)
         return image_lists.result()

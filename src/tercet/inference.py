@@ -25,9 +25,11 @@ from tercet.data.text.tokenizer import MAX_TOKENS, normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, import_vocabulary
 from tercet.data.textio import caption_error, read_json
 from tercet.data.transforms import TransformSettings, squash_transform
-from tercet.models import SYSTEMS, build
-from tercet.models.convert.state_dicts import original_model
-from tercet.models.parts.backbone import max_positions
+from tercet.interfaces import CaptionBatchSize, RetrievalModel, SystemSpec, TorchModule, TrainableBackbone
+from tercet.models import build, system_of
+from tercet.models.convert.state_dicts import EXTRA_WORDS, original_model
+from tercet.models.parts.backbone import image_size_of, max_positions
+from tercet.plugins import check_trusted, is_file_name, source_checksum
 from tercet.similarity import concat_padded
 from tercet.storage import atomic_directory, sha256_of
 from tercet.types import Similarity
@@ -53,9 +55,12 @@ class Preprocessor:
 class Retriever(nn.Module):
     """A model that embeds texts and images. `model` is the model itself, `system` the name of its system."""
 
-    def __init__(self, system: str, model: Any, preprocessor: Preprocessor) -> None:
+    model: RetrievalModel
+
+    def __init__(self, system: str, model: RetrievalModel, preprocessor: Preprocessor) -> None:
         super().__init__()
-        self.system, self.model, self.preprocessor = system, model, preprocessor
+        self.system, self.preprocessor = system, preprocessor
+        self.model = model
         self._image_encoder: ImageEncoder | None = None
         self._text_encoder: TextEncoder | None = None
 
@@ -84,7 +89,8 @@ class Retriever(nn.Module):
             self._text_encoder = self._text_encoder or text_encoder(self.preprocessor.text_encoder)
             return self._in_batches(lambda batch: (self._text_encoder.encode(batch), None), texts, self.encode_captions)
         tokens = self._tokens(texts)
-        batches = by_length(tokens.lengths(), getattr(self.model, "eval_batch_size", TEXT_BATCH_SIZE))
+        batch_size = self.model.eval_batch_size if isinstance(self.model, CaptionBatchSize) else TEXT_BATCH_SIZE
+        batches = by_length(tokens.lengths(), batch_size)
         encoded = _concat([self.encode_captions(*self._to_device(*tokens.take(batch))) for batch in batches])
         return encoded[torch.cat(batches).argsort()]
 
@@ -130,13 +136,13 @@ class Retriever(nn.Module):
         if self.preprocessor.vocabulary is None and self.preprocessor.tokenizer is None:
             raise ValueError(f"this {self.system} model has no vocabulary: import it again with --vocabulary")
         return tokenize(
-            self.system, texts, self.preprocessor.vocabulary or self.preprocessor.tokenizer, self.max_tokens
+            self.model.spec, texts, self.preprocessor.vocabulary or self.preprocessor.tokenizer, self.max_tokens
         )
 
     @property
     def max_tokens(self) -> int | None:
         """Number of positions of the text model; longer texts are truncated. None without a limit."""
-        text = _text_model(self.system, self.model.settings)
+        text = _text_model(self.model)
         return None if text is None else max_positions(text)
 
     def _to_device(self, items: Tensor, lengths: Int[Tensor, " item"] | None) -> tuple[Tensor, Tensor | None]:
@@ -163,6 +169,7 @@ class Retriever(nn.Module):
         content = {
             "tercet": tercet.__version__,
             "system": self.system,
+            "source": source_checksum(self.system) if is_file_name(self.system) else None,
             "settings": asdict(self.model.settings),
             "preprocessor": preprocessor,
         }
@@ -194,7 +201,7 @@ def _concat(encoded: list[Tensor]) -> Tensor:
 
 
 @contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+def _evaluation_mode(model: TorchModule) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
@@ -204,7 +211,11 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def load(path: str | Path) -> Retriever:
-    """Load a saved model or a run, in evaluation mode. No code in the folder is executed."""
+    """Load a saved model or a run, in evaluation mode. No code in the folder is executed.
+
+    A model whose class is in a user's file (`mine.py:Class`) needs that file to be imported or trusted before:
+    `tercet.plugins.trust(["mine.py"])`, `--trust mine.py` on the command line.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -212,6 +223,8 @@ def load(path: str | Path) -> Retriever:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
     content = read_json(folder / CONFIG)
+    if isinstance(content, dict) and is_file_name(str(content.get("system"))):
+        check_trusted(content["system"], content.get("source"), folder)
     try:
         model, preprocessor = _build(folder, content)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
@@ -224,15 +237,14 @@ def load(path: str | Path) -> Retriever:
     return Retriever(content["system"], model, preprocessor).eval()
 
 
-def _build(folder: Path, content: Any) -> tuple[Any, Preprocessor]:
+def _build(folder: Path, content: Any) -> tuple[RetrievalModel, Preprocessor]:
     """Build the model, with random weights, and its preprocessor from the content of config.json."""
     settings, preprocessor = content["settings"], dict(content["preprocessor"])
-    if content["system"] not in SYSTEMS:
-        raise ValueError(f"unknown system {content['system']!r}")
-    for part in ("backbone", "bert", "vision", "text", "clip"):
-        if not isinstance(settings.get(part), (dict, type(None))):
+    spec = system_of(content["system"]).spec
+    for part in (spec.vision, spec.text):
+        if part is not None and not isinstance(settings.get(part), (dict, type(None))):
             raise ValueError(f"{part} must be a configuration, got {settings[part]!r}")
-    model: Any = build(content["system"], **settings)
+    model = build(content["system"], **settings)
     if preprocessor.pop("vocabulary"):
         preprocessor["vocabulary"] = vocabulary = Vocabulary.load(folder / VOCABULARY)
         if model.settings.vocab_size != len(vocabulary):
@@ -245,7 +257,7 @@ def _build(folder: Path, content: Any) -> tuple[Any, Preprocessor]:
     return model, Preprocessor(**preprocessor)
 
 
-def _load_weights(model: nn.Module, weights: dict[str, Tensor], file: Path) -> None:
+def _load_weights(model: TorchModule, weights: dict[str, Tensor], file: Path) -> None:
     expected = model.state_dict()
     errors = [f"missing: {name}" for name in expected if name not in weights]
     errors += [f"unexpected: {name}" for name in weights if name not in expected]
@@ -260,11 +272,11 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor], file: Path) -> N
 
 
 def tokenize(
-    system: str, texts: Sequence[str], tokenizer: Vocabulary | str | None, max_tokens: int | None
+    spec: SystemSpec, texts: Sequence[str], tokenizer: Vocabulary | str | None, max_tokens: int | None
 ) -> TokenizedCaptions:
-    """Tokenize with a vocabulary or a named tokenizer. Captions for X-VLM are normalized and truncated as published."""
+    """Tokenize with a vocabulary or a named tokenizer; normalize and truncate before that if the system does."""
     assert tokenizer is not None
-    if system == "xvlm":
+    if spec.normalize_captions:
         max_tokens = min(MAX_TOKENS, max_tokens or MAX_TOKENS)
         texts = [normalize_caption(text, max_tokens - 2) for text in texts]  # 2: start and end token
     return (
@@ -274,10 +286,10 @@ def tokenize(
     )
 
 
-def _text_model(system: str, settings: Any) -> dict[str, Any] | None:
-    """Return the configuration of a built system's text model; None if it has a word vocabulary."""
-    text = SYSTEMS[system].text
-    return None if text is None else getattr(settings, text)
+def _text_model(model: RetrievalModel) -> dict[str, Any] | None:
+    """Return the configuration of a built model's text model; None if it has a word vocabulary."""
+    text = model.spec.text
+    return None if text is None else getattr(model.settings, text)
 
 
 def load_original(
@@ -288,16 +300,19 @@ def load_original(
     With their vocabulary, or a tokenizer for BERT, the model also embeds texts. Settings are read from the file;
     `settings` overrides them.
     """
-    model: Any = original_model(system, path, **settings)
+    model = original_model(system, path, **settings)
     words = import_vocabulary(vocabulary) if vocabulary is not None else None
     vocab_size = getattr(model.settings, "vocab_size", None)
-    if words is not None and vocab_size == len(words) + 1 and system == "vse-infinity":
-        words = Vocabulary((*words.words, "<mask>"))  # the original program adds it at startup
+    extra = EXTRA_WORDS.get(system, ())
+    if words is not None and extra and vocab_size == len(words) + len(extra):
+        words = Vocabulary((*words.words, *extra))  # the original program adds them at startup
     if words is not None and vocab_size != len(words):
         raise ValueError(f"{vocabulary} has {len(words)} words, the model in {path} has {vocab_size}")
-    if tokenizer is not None and _text_model(system, model.settings) is None:
+    if tokenizer is not None and _text_model(model) is None:
         raise ValueError(f"--tokenizer is for models with BERT; {system} has a word vocabulary: give --vocabulary")
-    pixels = TransformSettings() if getattr(model, "backbone", None) is not None else None
-    if system == "xvlm":
-        pixels = squash_transform(model.vision.model.config.image_size)
+    pixels = None
+    if model.spec.transform == "squash" and model.spec.vision is not None:
+        pixels = squash_transform(image_size_of(getattr(model.settings, model.spec.vision)))
+    elif isinstance(model, TrainableBackbone) and model.has_backbone:
+        pixels = TransformSettings()
     return Retriever(system, model, Preprocessor(vocabulary=words, tokenizer=tokenizer, pixels=pixels)).eval()

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import tercet
+from tercet.plugins import is_file_name
 from tercet.storage import atomic_write, write_json
 
 SETTINGS, MACHINE, METRICS, RANKS = "settings.json", "machine.json", "metrics.jsonl", "ranks.npz"
@@ -65,13 +66,19 @@ def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any]) 
         if not is_finished(folder):
             break
     else:
-        objective = re.sub(r"[^\w.+-]+", "_", settings["objective"].replace("/", "+"))
+        model, objective = (_folder_part(settings[name]) for name in ("model", "objective"))
         date = datetime.now(timezone.utc).strftime("%Y%m%d")
-        name = f"{date}_{data}_{settings['model']}_{objective[:60]}_s{settings['seed']}_{identity}"
+        name = f"{date}_{data}_{model}_{objective}_s{settings['seed']}_{identity}"
         folder = root / name
         folder.mkdir(exist_ok=True)
     write_json(folder / SETTINGS, settings)
     return folder
+
+
+def _folder_part(name: str) -> str:
+    """A name as part of a folder's name; of `path/to/mine.py:name` without the path."""
+    name = Path(name).name if is_file_name(name) else name.replace("/", "+")
+    return re.sub(r"[^\w.+-]+", "_", name)[:60]
 
 
 def clear_run(folder: Path, *, keep: str) -> None:

@@ -17,7 +17,7 @@ from tercet.data.paired_dataset import PairedData
 from tercet.mining import mine as module
 from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import MiningConfig, mine
-from tercet.similarity import PairScorer, dot_product_scorer
+from tercet.similarity import SplitScorer, dot_product_scorer
 from tests.objectives.test_goldens import golden
 
 MODEL = {"system": "heads", "weights": "abc"}
@@ -161,7 +161,7 @@ def _mine_slowly(folder, pause):
         return products.block(rows, columns)
 
     mine(
-        lambda folder: PairScorer(block, products.of_pairs, 5),
+        lambda folder: SplitScorer(block, products.of_pairs, 5),
         w.data,
         folder / "table",
         MiningConfig(20, 8, FalseNegativeFilters(margin=0.0)),
@@ -259,7 +259,7 @@ def test_lists_and_members_equal_the_authors_program(tmp_path):
     owners = torch.arange(200) // 5
     data = PairedData("golden", rows(40), rows(200), owners, tuple(map(str, range(200))))
     mine(
-        lambda folder: PairScorer(lambda i, c: S[i, c].clone(), lambda i, c: S[i, c]),
+        lambda folder: SplitScorer(lambda i, c: S[i, c].clone(), lambda i, c: S[i, c]),
         data,
         tmp_path / "ours",
         MiningConfig(60, 12),
@@ -356,21 +356,26 @@ def test_a_shortlist_is_reranked_by_another_model(tmp_path, filters, monkeypatch
     quick = open_mined(tmp_path / "quick", w.data)
     config = MiningConfig(8, 5, filters)
     model = {"system": "bfan", "weights": "b"}
-    pair_scorer = dot_product_scorer(slow.x, slow.y)
+    split_scorer = dot_product_scorer(slow.x, slow.y)
     calls = []
 
     def of_pairs(image, caption):
         calls.append(len(image))
         if len(calls) == 5 + (filters.margin is not None):
             raise KeyboardInterrupt
-        return pair_scorer.of_pairs(image, caption)
+        return split_scorer.of_pairs(image, caption)
 
     with pytest.raises(KeyboardInterrupt):
         mine(
-            lambda f: PairScorer(pair_scorer.block, of_pairs), w.data, tmp_path / "slow", config, model, shortlist=quick
+            lambda f: SplitScorer(split_scorer.block, of_pairs),
+            w.data,
+            tmp_path / "slow",
+            config,
+            model,
+            shortlist=quick,
         )
     assert mine(
-        lambda f: PairScorer(pair_scorer.block, of_pairs), w.data, tmp_path / "slow", config, model, shortlist=quick
+        lambda f: SplitScorer(split_scorer.block, of_pairs), w.data, tmp_path / "slow", config, model, shortlist=quick
     )
     table = open_mined(tmp_path / "slow", w.data)
     own = w.data.owners[None, :] == torch.arange(23)[:, None]
@@ -388,7 +393,7 @@ def test_a_shortlist_is_reranked_by_another_model(tmp_path, filters, monkeypatch
     assert np.array_equal(table.captions, captions)
     assert np.array_equal(table.images, images)
     with pytest.raises(ValueError, match="is of another model"):
-        mine(lambda f: pair_scorer, w.data, tmp_path / "slow", config, model)
+        mine(lambda f: split_scorer, w.data, tmp_path / "slow", config, model)
 
 
 @pytest.mark.parametrize("filters", [{"skip": 60}, {"skip": 10_000}, {"pairs": "nofile.csv"}, {"known": True}])

@@ -10,7 +10,7 @@ from tercet.data.scenes import scenes
 from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import MiningConfig, mine
 from tercet.models import build
-from tercet.similarity import PairScorer, dot_product_scorer
+from tercet.similarity import SplitScorer, dot_product_scorer
 from tercet.training.mine_run import cached_scorer
 from tests.mining.test_mine import MODEL, scorer_of, world
 
@@ -38,16 +38,16 @@ def test_an_unfinished_table_with_a_damaged_list_is_mined_again(tmp_path, name, 
 
         return call
 
-    pair_scorer = PairScorer(interrupted(products.block), interrupted(products.of_pairs), 5)
+    split_scorer = SplitScorer(interrupted(products.block), interrupted(products.of_pairs), 5)
     config, options = MiningConfig(8, 5, FalseNegativeFilters(skip=1)), {"shortlist": shortlist, "save_interval": 0.0}
     mine(scorer_of(w), w.data, tmp_path / "uninterrupted", config, MODEL, **options)
     broken = tmp_path / "broken"
     with pytest.raises(KeyboardInterrupt):
-        mine(lambda folder: pair_scorer, w.data, broken, config, MODEL, **options)
+        mine(lambda folder: split_scorer, w.data, broken, config, MODEL, **options)
     assert list(tmp_path.glob("broken.unfinished/progress.*"))
     if (tmp_path / "broken.unfinished" / f"{name}.npy").is_file():
         truncate(tmp_path / "broken.unfinished" / f"{name}.npy", size)
-    mine(lambda folder: pair_scorer, w.data, broken, config, MODEL, **options)
+    mine(lambda folder: split_scorer, w.data, broken, config, MODEL, **options)
     for file in (tmp_path / "uninterrupted").iterdir():
         assert file.read_bytes() == (broken / file.name).read_bytes(), file.name
 
@@ -73,10 +73,10 @@ def test_emptied_lists_are_filled_from_the_previous_table(tmp_path):
     w, later = world(), world(seed=4)
     mine(scorer_of(w), w.data, tmp_path / "first", MiningConfig(8, 5), MODEL)
     previous = open_mined(tmp_path / "first", w.data)
-    pair_scorer = dot_product_scorer(later.x, later.y)
+    split_scorer = dot_product_scorer(later.x, later.y)
     config = MiningConfig(8, 5, FalseNegativeFilters(margin=25.0))
-    mine(lambda folder: pair_scorer, w.data, tmp_path / "bare", config, MODEL)
-    mine(lambda folder: pair_scorer, w.data, tmp_path / "filled", config, MODEL, previous=previous)
+    mine(lambda folder: split_scorer, w.data, tmp_path / "bare", config, MODEL)
+    mine(lambda folder: split_scorer, w.data, tmp_path / "filled", config, MODEL, previous=previous)
     bare, filled = (open_mined(tmp_path / name, w.data) for name in ("bare", "filled"))
     assert count_empty_lists(tmp_path / "filled") == count_empty_lists(tmp_path / "bare")
     for name in ("captions", "images", "caption_similarity", "image_similarity"):

@@ -8,7 +8,7 @@ import torch
 
 import tercet
 from tercet.data.scenes import scenes
-from tercet.interfaces import Matcher
+from tercet.interfaces import RetrievalModel
 from tercet.models import build
 from tercet.training.step import objective_for, scale_and_bias, with_model_bias
 from tests.tiny_models import SAVED_DUAL_ENCODERS
@@ -29,7 +29,7 @@ def test_equal_to_transformers(folder):
     from transformers import AutoModel
 
     theirs, model = AutoModel.from_pretrained(folder).eval(), build("clip", clip=folder).eval()
-    assert isinstance(model, Matcher)
+    assert isinstance(model, RetrievalModel)
     with torch.no_grad():
         images, captions = model.encode_images(PIXELS), model.encode_captions(CAPTIONS, LENGTHS)
         S = model.similarity(images, captions)

@@ -12,7 +12,7 @@ from tercet.data.scenes.render import Drawing
 from tercet.data.text.tokenized import bag_of_words, tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings
-from tercet.interfaces import Matcher
+from tercet.interfaces import RetrievalModel
 from tercet.models import build
 from tests.tiny_models import BERT as TINY_BERT
 from tests.tiny_models import RESNET as TINY_RESNET
@@ -144,7 +144,7 @@ def inputs(name, count=5):
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_interface(name):
     model = make(name).eval()
-    assert isinstance(model, Matcher)
+    assert isinstance(model, RetrievalModel)
     images, lengths, captions, caption_lengths = inputs(name)
     with torch.no_grad():
         a, b = model.encode_images(images, lengths), model.encode_captions(captions, caption_lengths)

@@ -10,7 +10,7 @@ import torch
 
 import tercet
 from tercet.evaluation.rerank import UNRANKED, rerank
-from tercet.interfaces import Matcher
+from tercet.interfaces import RetrievalModel
 from tercet.models.convert.safe_load import read_checkpoint
 from tercet.models.convert.state_dicts import load_states
 from tercet.models.convert.xvlm import RENAMES, convert_states, infer_settings, resize_position_table
@@ -44,7 +44,7 @@ def matching_loss(model, positives, seed=0):
 
 def test_the_interface_is_deterministic_and_independent_of_order():
     model = make().double().eval()
-    assert isinstance(model, Matcher)
+    assert isinstance(model, RetrievalModel)
     order = torch.tensor([2, 0, 3, 1])
     with torch.no_grad():
         images, captions = model.encode_images(PIXELS.double()), model.encode_captions(CAPTIONS, LENGTHS)

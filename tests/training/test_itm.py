@@ -87,7 +87,10 @@ def test_several_captions_per_image(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"itm_weight": 1.0, "model": "heads", "model_settings": {}}, "--itm-weight needs an X-VLM"),
+        (
+            {"itm_weight": 1.0, "model": "heads", "model_settings": {}},
+            "--itm-weight needs a model with a matching head",
+        ),
         ({"grad_cache": 8}, "--grad-cache cannot be combined with"),
         ({"objective_weight": -1.0}, "--objective-weight must be a number of at least 0"),
         ({"adam_beta2": 1.0}, "--adam-beta2"),
@@ -130,7 +133,7 @@ def test_reranking_with_evaluate(tmp_path):
 def test_reranking_is_refused_without_a_matching_head(tmp_path):
     run = tercet.train(data="scenes:30", epochs=1, runs=tmp_path, model_settings={"embed_dim": 8})
     for models, k, message in (
-        ((run.folder,), 5, "--rerank needs exactly one model, and it must be an X-VLM"),
+        ((run.folder,), 5, "--rerank needs exactly one model, and it must have a matching head"),
         ((run.folder,), 0, "must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):

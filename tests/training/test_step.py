@@ -108,6 +108,7 @@ class Noisy(torch.nn.Module):
     def __init__(self, data):
         super().__init__()
         self.heads = heads(data)
+        self.spec, self.settings = self.heads.spec, self.heads.settings
 
     def encode_images(self, images, lengths=None):
         return torch.nn.functional.dropout(self.heads.encode_images(images), 0.3)
@@ -175,7 +176,7 @@ def test_the_captioner_is_trained_too_and_the_graph_reasoning_runs_once():
     assert len(runs) == 1
     assert model.captioner.out.weight.grad.abs().sum() > 0
     without = vsrn(captioner=False)[1]
-    with pytest.raises(ValueError, match="no captioner"):
+    with pytest.raises(ValueError, match="captioner=true"):
         Step(without, small_settings(caption_weight=1.0))(tercet.objective("triplet-sh"), batch, seed=0)
 
 

@@ -8,6 +8,7 @@ from io import TextIOWrapper
 from typing import Any, NamedTuple
 
 import tercet
+from tercet.plugins import trust
 
 
 class Command(NamedTuple):
@@ -31,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a character that the terminal cannot print must not stop the command
     try:
         command = _command(arguments[0])
-        command.run(_parse(arguments[0], command, arguments[1:]))
+        settings = _parse(arguments[0], command, arguments[1:])
+        trust(vars(settings).get("trust", ()))
+        command.run(settings)
     except (ValueError, OSError) as error:
         print(f"tercet {arguments[0]}: {error}", file=sys.stderr)
         sys.exit(2)

@@ -8,9 +8,9 @@ from typing import Any
 from tercet.comparison.settings import CompareSettings
 from tercet.names import suggest
 from tercet.objectives import objective
-from tercet.objectives.custom import is_file_name
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.objectives.registry import OBJECTIVES
+from tercet.plugins import is_file_name
 from tercet.training.settings import EXECUTION_SETTINGS, NEEDS_MINED, SETTING_NAMES, parse_overrides
 
 CAPTIONS_PER_IMAGE = {"smooth-ap": 5}  # captions per image in a batch, as in the study of SmoothAP for retrieval

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tercet.analysis.near_duplicates import MIN_OVERLAP, words_of
 from tercet.data.paired_dataset import PairedData
-from tercet.similarity import PairScorer
+from tercet.similarity import SplitScorer
 
 TRUTH_BATCH_ENTRIES = 1 << 22
 
@@ -67,12 +67,12 @@ class ExcludedPairs:
 
 
 def similarity_caps(
-    pair_scorer: PairScorer, data: PairedData, filters: FalseNegativeFilters
+    split_scorer: SplitScorer, data: PairedData, filters: FalseNegativeFilters
 ) -> tuple[Tensor, Tensor] | None:
     """Return the maximum similarity of negatives per image and per caption: the best positive minus the margin."""
     if filters.margin is None:
         return None
-    positive = pair_scorer.of_pairs(data.owners, torch.arange(len(data.owners)))
+    positive = split_scorer.of_pairs(data.owners, torch.arange(len(data.owners)))
     best = torch.full((len(data.images),), -torch.inf).scatter_reduce_(0, data.owners, positive, "amax")
     return best - filters.margin, positive - filters.margin
 

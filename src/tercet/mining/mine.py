@@ -26,7 +26,7 @@ from tercet.mining.filters import ExcludedPairs, FalseNegativeFilters, excluded_
 from tercet.mining.list_store import ListStore, fill_empty_lists
 from tercet.mining.rerank_lists import rerank_lists
 from tercet.mining.topk import RunningTopK
-from tercet.similarity import PairScorer
+from tercet.similarity import SplitScorer
 from tercet.storage import LOCK, atomic_path, resumable_directory, sha256_of, write_json
 
 BLOCK_CAPTIONS = 8192  # with 1,024 images a block has 32 MB of similarities
@@ -70,7 +70,7 @@ Advance = Callable[[int, int], None]
 
 
 def mine(
-    make_scorer: Callable[[Path], PairScorer],
+    make_scorer: Callable[[Path], SplitScorer],
     data: PairedData,
     target: Path,
     config: MiningConfig,
@@ -102,11 +102,11 @@ def mine(
             write_json(unfinished / MANIFEST, manifest)
         if config.filters.pairs is not None:
             shutil.copyfile(config.filters.pairs, unfinished / PAIRS)
-        pair_scorer = make_scorer(unfinished)
+        split_scorer = make_scorer(unfinished)
         if shortlist is None:
-            counts = _mine_all_pairs(pair_scorer, data, unfinished, config, excluded, advance, save_interval)
+            counts = _mine_all_pairs(split_scorer, data, unfinished, config, excluded, advance, save_interval)
         else:
-            counts = rerank_lists(pair_scorer, data, unfinished, config, excluded, shortlist, advance)
+            counts = rerank_lists(split_scorer, data, unfinished, config, excluded, shortlist, advance)
         empty = _count_empty(unfinished)
         if previous is not None:
             fill_empty_lists(unfinished, I2T, previous.captions, previous.caption_similarity)
@@ -116,7 +116,7 @@ def mine(
 
 
 def _mine_all_pairs(
-    pair_scorer: PairScorer,
+    split_scorer: SplitScorer,
     data: PairedData,
     folder: Path,
     config: MiningConfig,
@@ -127,19 +127,19 @@ def _mine_all_pairs(
     """Fill the lists of both directions from all blocks of S; return the counts of excluded pairs."""
     images, captions, skip = len(data.images), len(data.owners), config.filters.skip
     k, j = (length + skip for length in config.lengths(data))
-    caps = similarity_caps(pair_scorer, data, config.filters)
+    caps = similarity_caps(split_scorer, data, config.filters)
     caption_lists, start, over = RunningTopK(captions, j), 0, [0, 0, 0]
     store = ListStore(folder, I2T, images, k - skip)
     if (folder / PROGRESS).is_file() and not store.created:
         start, over = _restore(folder / PROGRESS, caption_lists)
     advance(start, images)
     last_save = time.monotonic()
-    for top in range(start, images, pair_scorer.block_rows):
-        rows = slice(top, min(top + pair_scorer.block_rows, images))
+    for top in range(start, images, split_scorer.block_rows):
+        rows = slice(top, min(top + split_scorer.block_rows, images))
         image_lists = RunningTopK(rows.stop - top, k)
         for left in range(0, captions, BLOCK_CAPTIONS):
             columns = slice(left, min(left + BLOCK_CAPTIONS, captions))
-            block = pair_scorer.block(rows, columns)
+            block = split_scorer.block(rows, columns)
             excluded.hide(block, rows, columns)
             capped = _apply_cap(block, None if caps is None else caps[0][rows, None], over, 0)
             image_lists.update(capped, slice(0, rows.stop - top), left, images=True)

@@ -14,7 +14,7 @@ from tercet.data.paired_dataset import PairedData
 from tercet.mining.filters import ExcludedPairs, excluded_counts, similarity_caps
 from tercet.mining.list_store import ListStore
 from tercet.mining.topk import NO_ITEM
-from tercet.similarity import PairScorer
+from tercet.similarity import SplitScorer
 from tercet.storage import write_json
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ PROGRESS = "progress.json"
 
 
 def rerank_lists(
-    pair_scorer: PairScorer,
+    split_scorer: SplitScorer,
     data: PairedData,
     folder: Path,
     config: "MiningConfig",
@@ -34,7 +34,7 @@ def rerank_lists(
     advance: Callable[[int, int], None],
 ) -> dict[str, int]:
     """Re-rank the lists of both directions in batches, resuming after the last finished one; return excluded counts."""
-    caps = similarity_caps(pair_scorer, data, config.filters)
+    caps = similarity_caps(split_scorer, data, config.filters)
     total, captions, skip = len(data.images) + len(data.owners), len(data.owners), config.filters.skip
     directions = (I2T, shortlist.captions, config.captions), (T2I, shortlist.images, config.images)
     stores = [
@@ -52,7 +52,7 @@ def rerank_lists(
             anchor = torch.arange(rows.start, rows.stop)[:, None].expand_as(candidate)
             valid = candidate >= 0
             image, caption = (anchor[valid], candidate[valid]) if direction == 0 else (candidate[valid], anchor[valid])
-            similarity = pair_scorer.of_pairs(image, caption)
+            similarity = split_scorer.of_pairs(image, caption)
             similarity[excluded.contains(image, caption, captions)] = -torch.inf
             if caps is not None:
                 too_similar = similarity > caps[direction][anchor[valid]]

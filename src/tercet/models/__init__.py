@@ -3,7 +3,7 @@
 from tercet.models.bfan import BFAN, BFANSettings
 from tercet.models.clip import CLIP, CLIPSettings
 from tercet.models.heads import Heads, HeadsSettings
-from tercet.models.registry import SYSTEMS, build, preset
+from tercet.models.registry import SYSTEMS, build, learns_scale, preset, system_of, training_defaults
 from tercet.models.scan import SCAN, SCANSettings
 from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
 from tercet.models.vsepp import VSEPP, VSEPPSettings
@@ -29,5 +29,8 @@ __all__ = [
     "VSRNSettings",
     "XVLMSettings",
     "build",
+    "learns_scale",
     "preset",
+    "system_of",
+    "training_defaults",
 ]

@@ -6,6 +6,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from tercet.interfaces import SystemSpec
 from tercet.models.parts.region_word_encoders import RegionWordModel, RegionWordSettings
 from tercet.similarity import CrossAttention, PaddedSets, blockwise_similarity
 from tercet.similarity.cross_attention import products_of, transpose_products
@@ -22,6 +23,8 @@ class BFANSettings(RegionWordSettings):
 
 class BFAN(RegionWordModel):
     """S is the mean cosine of the words plus that of the regions, from -2 to 2."""
+
+    spec = SystemSpec(BFANSettings, regions=True)
 
     def __init__(self, settings: BFANSettings) -> None:
         super().__init__(settings)

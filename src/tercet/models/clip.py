@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
+from tercet.interfaces import SystemSpec
 from tercet.models.parts.backbone import config_of, hugging_face_model
-from tercet.models.parts.masking import check_lengths, l2_normalize, length_mask
+from tercet.models.parts.masking import checked_lengths, l2_normalize, length_mask
 from tercet.types import Similarity
 
 # Parameters between the towers and the joint space.
@@ -29,12 +30,12 @@ class CLIPSettings:
 class CLIP(nn.Module):
     """The learned scale (and SigLIP's bias) replace the objective's temperature: see `scale_and_bias`."""
 
+    spec = SystemSpec(CLIPSettings, vision="clip", text="clip", transform="pretrained")
     dot_product = True
-    learns_scale = True
 
     def __init__(self, settings: CLIPSettings) -> None:
         super().__init__()
-        self.model: Any = hugging_face_model(settings.clip)
+        self.model = hugging_face_model(settings.clip)
         required = ("get_text_features", "get_image_features", "logit_scale")
         model_type = self.model.config.model_type
         if not all(hasattr(self.model, name) for name in required) or model_type in UNSUPPORTED:
@@ -52,9 +53,9 @@ class CLIP(nn.Module):
         return l2_normalize(_pooled(self.model.get_image_features(pixel_values=images)))
 
     def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption embed_dim"]:
-        check_lengths(lengths, token_ids, "captions")
+        lengths = checked_lengths(lengths, token_ids, "captions")
         real = length_mask(lengths, token_ids.shape[1])
         if self.model.config.model_type.startswith("siglip"):
             # SigLIP pools the last position, and was trained on captions padded to the maximum length, without a mask.

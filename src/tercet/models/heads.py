@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
+from tercet.interfaces import SystemSpec
 from tercet.models.cpu_kernels.sparse_linear import Projection, l2_normalize_rows
 from tercet.models.parts.gpo import GPO
 from tercet.models.parts.masking import checked_lengths, length_mask
@@ -29,6 +30,7 @@ class HeadsSettings:
 class Heads(nn.Module):
     """One projection per modality into a joint space; S is the cosine. Regions or words are pooled after projection."""
 
+    spec = SystemSpec(HeadsSettings, caption_features=True)
     dot_product = True
 
     def __init__(self, settings: HeadsSettings) -> None:

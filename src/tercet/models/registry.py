@@ -1,77 +1,111 @@
-"""Registry of systems: builds a model by the name of a system or of a published recipe."""
+"""Registry of systems: builds a model by the name of a system or a published recipe, or of a class in a file."""
 
-from dataclasses import fields
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from torch import nn
-
-from tercet.models.bfan import BFAN, BFANSettings
-from tercet.models.clip import CLIP, CLIPSettings
-from tercet.models.heads import Heads, HeadsSettings
-from tercet.models.scan import SCAN, SCANSettings
-from tercet.models.vse_infinity import VSEInfinity, VSEInfinitySettings
-from tercet.models.vsepp import VSEPP, VSEPPSettings
-from tercet.models.vsrn import VSRN, VSRNSettings
-from tercet.models.xvlm import XVLM, XVLMSettings
+from tercet.interfaces import LogitScale, RetrievalModel, System, SystemSpec
+from tercet.models.bfan import BFAN
+from tercet.models.clip import CLIP
+from tercet.models.heads import Heads
+from tercet.models.scan import SCAN
+from tercet.models.vse_infinity import VSEInfinity
+from tercet.models.vsepp import VSEPP
+from tercet.models.vsrn import VSRN
+from tercet.models.xvlm import XVLM
 from tercet.names import suggest
-from tercet.recipes import RECIPES
+from tercet.plugins import from_entry_point, from_file, installed, is_file_name
+from tercet.recipes import RECIPES, training_values
 
 SIZE_SETTINGS = ("vocab_size", "layers", "caption_length")  # besides those that end in dim
 MAX_SIZE = 10_000_000
+ENTRY_POINTS = "tercet.models"
 
-
-class System(NamedTuple):
-    settings: type
-    model: type[nn.Module]
-    vision: str | None = None
-    """Name of the setting with its Hugging Face vision model; None if it cannot take pixels."""
-    text: str | None = None
-    """Name of the setting with its Hugging Face text model; None if it has none."""
-
-
-SYSTEMS = {
-    "heads": System(HeadsSettings, Heads),
-    "vsepp": System(VSEPPSettings, VSEPP, "backbone"),
-    "vsrn": System(VSRNSettings, VSRN),
-    "vse-infinity": System(VSEInfinitySettings, VSEInfinity, "backbone", "bert"),
-    "scan": System(SCANSettings, SCAN),
-    "bfan": System(BFANSettings, BFAN),
-    "xvlm": System(XVLMSettings, XVLM, "vision", "text"),
-    "clip": System(CLIPSettings, CLIP, "clip", "clip"),
+SYSTEMS: dict[str, System] = {
+    "heads": Heads,
+    "vsepp": VSEPP,
+    "vsrn": VSRN,
+    "vse-infinity": VSEInfinity,
+    "scan": SCAN,
+    "bfan": BFAN,
+    "xvlm": XVLM,
+    "clip": CLIP,
 }
+
+
+def model_names() -> list[str]:
+    """All names that `build` takes: systems, those of installed packages, and published recipes."""
+    return [*SYSTEMS, *installed(ENTRY_POINTS), *RECIPES]
 
 
 def preset(name: str) -> tuple[str, dict[str, Any]]:
     """System name and model settings of a published recipe, or of a system with its defaults."""
-    if name in SYSTEMS:
+    if name in SYSTEMS or is_file_name(name) or name in installed(ENTRY_POINTS):
         return name, {}
     if name not in RECIPES:
-        known = [*SYSTEMS, *RECIPES]
+        known = model_names()
         raise ValueError(f"no model {name!r}{suggest(name, known)}; known: {', '.join(known)}")
     system, recipe = RECIPES[name]
     return system, recipe.model
 
 
-def build(name: str, **settings: Any) -> nn.Module:
+def system_of(name: str) -> System:
+    """The model class of a system, or of the class `path/to/mine.py:Class`."""
+    if name in SYSTEMS:
+        return SYSTEMS[name]
+    if not is_file_name(name) and name not in installed(ENTRY_POINTS):
+        raise ValueError(f"unknown system {name!r}{suggest(name, SYSTEMS)}; known: {', '.join(SYSTEMS)}")
+    found: Any = from_file(name) if is_file_name(name) else from_entry_point(ENTRY_POINTS, name)
+    spec: Any = vars(found).get("spec") if isinstance(found, type) else None
+    if not isinstance(spec, SystemSpec) or not is_dataclass(spec.settings):
+        raise ValueError(
+            f"{name} is not a model class: it needs a class attribute `spec`, a tercet.interfaces.SystemSpec with the "
+            "dataclass of its settings"
+        )
+    system: System = found
+    return system
+
+
+def learns_scale(name: str) -> bool:
+    """Whether models of this system or recipe have a learned scale."""
+    system = system_of(preset(name)[0])
+    return isinstance(system, type) and issubclass(system, LogitScale)
+
+
+def training_defaults(name: str, training_round: int = 1) -> dict[str, Any]:
+    """Training settings of a system or recipe: those of the paper, or of the model's own `spec`."""
+    if is_file_name(name) or name in installed(ENTRY_POINTS):
+        return dict(system_of(name).spec.training)
+    return training_values(name, training_round)
+
+
+def build(name: str, **settings: Any) -> RetrievalModel:
     """Build a model by the name of a system or preset; the given settings override the preset's.
 
     >>> build("heads", image_dim=8, caption_dim=6).dot_product
     True
     """
     system, preset_settings = preset(name)
-    known = [field.name for field in fields(SYSTEMS[system].settings)]
+    model_class = system_of(system)
+    known = [field.name for field in fields(model_class.spec.settings)]
     for key in settings:
         if key not in known:
             raise ValueError(f"{system} has no setting {key!r}{suggest(key, known)}; it has: {', '.join(known)}")
     merged = preset_settings | settings
-    if settings.get("image_dim") is not None:
+    if settings.get("image_dim") is not None and settings.get("backbone") is None:
         merged.pop("backbone", None)  # precomputed features replace a preset's backbone
     try:
-        resolved = SYSTEMS[system].settings(**merged)
+        resolved = model_class.spec.settings(**merged)
     except TypeError as error:
         raise ValueError(f"{name}: {str(error).split('__init__() ')[-1]}") from error
     _check_values(system, resolved)
-    return SYSTEMS[system].model(resolved)
+    model = model_class(resolved)
+    if not isinstance(model, RetrievalModel):
+        missing = [part for part in REQUIRED if part not in dir(model)]
+        raise ValueError(f"{name} is not a retrieval model: it has no {', '.join(missing)}")
+    return model
+
+
+REQUIRED = ("settings", "dot_product", "encode_images", "encode_captions", "similarity", "state_dict")
 
 
 def _check_values(system: str, settings: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
+from tercet.interfaces import SystemSpec
 from tercet.models.parts.region_word_encoders import RegionWordModel, RegionWordSettings
 from tercet.similarity import CrossAttention, PaddedSets, blockwise_similarity
 from tercet.similarity.cross_attention import Norm, Pooling
@@ -30,6 +31,8 @@ class SCANSettings(RegionWordSettings):
 
 
 class SCAN(RegionWordModel):
+    spec = SystemSpec(SCANSettings, regions=True)
+
     def __init__(self, settings: SCANSettings) -> None:
         super().__init__(settings, bidirectional=settings.bidirectional, weight_normed=settings.weight_norm)
         self.settings = settings

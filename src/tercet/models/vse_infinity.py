@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
+from tercet.interfaces import SystemSpec
 from tercet.models.parts.backbone import backbone_and_dim, check_image_input, config_of, hugging_face_model
 from tercet.models.parts.gpo import GPO
 from tercet.models.parts.gru_text_encoder import WordGRU
@@ -40,6 +41,7 @@ class VSEInfinitySettings:
 
 
 class VSEInfinity(nn.Module):
+    spec = SystemSpec(VSEInfinitySettings, vision="backbone", text="bert")
     dot_product = True
 
     def __init__(self, settings: VSEInfinitySettings) -> None:
@@ -55,10 +57,23 @@ class VSEInfinity(nn.Module):
             settings = replace(settings, bert=self.captions.config())
         self.settings = settings
 
+    @property
+    def has_backbone(self) -> bool:
+        return self.backbone is not None
+
+    def set_backbone_trained(self, trained: bool) -> None:
+        if self.backbone is not None:
+            self.backbone.set_trained(trained)
+
     def encode_images(
         self, images: Float[Tensor, "image *rest"], lengths: Int[Tensor, " image"] | None = None
     ) -> Float[Tensor, "image embed_dim"]:
         return self.encode_regions(images if self.backbone is None else self.backbone.cells(images), lengths)
+
+    def grid_cells(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image region dim"]:
+        """The backbone's grid cells, the regions of `encode_regions`."""
+        assert self.backbone is not None
+        return self.backbone.cells(pixels)
 
     def encode_regions(
         self, regions: Float[Tensor, "image region dim"], lengths: Int[Tensor, " image"] | None = None
@@ -69,9 +84,9 @@ class VSEInfinity(nn.Module):
         return l2_normalize_eps(pooled) if self.settings.image_norm else pooled
 
     def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption embed_dim"]:
-        pooled = self.captions(token_ids, lengths)
+        pooled = self.captions(token_ids, checked_lengths(lengths, token_ids, "captions"))
         return l2_normalize_eps(pooled) if self.settings.text_norm else pooled
 
     def similarity(

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
+from tercet.interfaces import SystemSpec
 from tercet.models.parts.backbone import backbone_and_dim, check_image_input
 from tercet.models.parts.gru_text_encoder import WordGRU
 from tercet.models.parts.masking import l2_normalize
@@ -37,6 +38,7 @@ class VSEPPSettings:
 
 
 class VSEPP(nn.Module):
+    spec = SystemSpec(VSEPPSettings, vision="backbone")
     eval_batch_size = 4096  # captions per evaluation batch: the more, the more share a prefix and its GRU states
 
     def __init__(self, settings: VSEPPSettings) -> None:
@@ -56,6 +58,14 @@ class VSEPP(nn.Module):
     def dot_product(self) -> bool:
         return self.settings.measure == "cosine"
 
+    @property
+    def has_backbone(self) -> bool:
+        return self.backbone is not None
+
+    def set_backbone_trained(self, trained: bool) -> None:
+        if self.backbone is not None:
+            self.backbone.set_trained(trained)
+
     def encode_images(
         self, images: Float[Tensor, "image *rest"], lengths: Int[Tensor, " image"] | None = None
     ) -> Float[Tensor, "image embed_dim"]:
@@ -67,7 +77,7 @@ class VSEPP(nn.Module):
         return self._maybe_absolute(l2_normalize(embedded) if self.settings.image_norm else embedded)
 
     def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption embed_dim"]:
         return self._maybe_absolute(l2_normalize(self.words.last(token_ids, lengths)))
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
+from tercet.interfaces import SystemSpec
 from tercet.models.parts.gru_text_encoder import WordGRU
 from tercet.models.parts.masking import (
     check_regions,
@@ -18,7 +19,7 @@ from tercet.models.parts.masking import (
     length_mask,
     normalize_over_regions,
 )
-from tercet.types import Similarity
+from tercet.types import PairMask, Similarity
 
 DROPOUT = 0.2
 END, PAD = 2, 0  # token ids
@@ -46,6 +47,7 @@ class VSRNSettings:
 
 
 class VSRN(nn.Module):
+    spec = SystemSpec(VSRNSettings, regions=True)
     dot_product = True
     eval_batch_size = 4096  # captions per evaluation batch: the more, the more share a prefix and its GRU states
 
@@ -87,19 +89,27 @@ class VSRN(nn.Module):
         lengths = checked_lengths(lengths, images, "images")
         return self.aggregate(self.reason(images, lengths), lengths)
 
-    def encode_with_caption_loss(
+    @property
+    def auxiliary_loss(self) -> Literal["captioning"] | None:
+        return None if self.captioner is None else "captioning"
+
+    def encode_with_auxiliary_loss(
         self,
         images: Float[Tensor, "image region dim"],
         lengths: Int[Tensor, " image"] | None,
-        token_ids: Int[Tensor, "image word"],
-        caption_lengths: Int[Tensor, " image"],
-    ) -> tuple[Float[Tensor, "image embed_dim"], Float[Tensor, ""]]:
-        """Image embeddings, and the captioner's loss on the captions of the same rows; the graph runs once for both."""
+        token_ids: Int[Tensor, "caption word"],
+        caption_lengths: Int[Tensor, " caption"] | None,
+        positives: PairMask | None = None,
+    ) -> tuple[Float[Tensor, "image embed_dim"], Float[Tensor, "caption embed_dim"], Float[Tensor, ""]]:
+        """Embeddings, and the captioner's loss on the captions of the same rows; the graph runs once for both."""
         if self.captioner is None:
             raise ValueError("this VSRN has no captioner; build it with captioner=True")
         lengths = checked_lengths(lengths, images, "images")
+        caption_lengths = checked_lengths(caption_lengths, token_ids, "captions")
         regions = self.reason(images, lengths)
-        return self.aggregate(regions, lengths), self.captioner.loss(regions, token_ids, caption_lengths, lengths)
+        encoded = self.aggregate(regions, lengths)
+        loss = self.captioner.loss(regions, token_ids, caption_lengths, lengths)
+        return encoded, self.encode_captions(token_ids, caption_lengths), loss
 
     def aggregate(
         self, regions: Float[Tensor, "image region embed_dim"], lengths: Int[Tensor, " image"]
@@ -113,7 +123,7 @@ class VSRN(nn.Module):
         return torch.abs(embedded) if self.settings.absolute else embedded
 
     def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption embed_dim"]:
         embedded = l2_normalize(self.words.last(token_ids, lengths))
         return torch.abs(embedded) if self.settings.absolute else embedded

@@ -4,7 +4,7 @@ The published loss is NT-Xent with several positives at the learned temperature 
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
+from tercet.interfaces import SystemSpec
 from tercet.models.parts.backbone import Backbone, config_of, hugging_face_model
-from tercet.models.parts.masking import check_lengths, l2_normalize, length_mask
+from tercet.models.parts.masking import check_lengths, checked_lengths, l2_normalize, length_mask
 from tercet.types import PairMask, Similarity
 
 MASK_VALUE = -10000.0  # added to the attention logits of padding, as published
@@ -42,8 +43,8 @@ class Negatives(NamedTuple):
 class XVLM(nn.Module):
     """In training, transformers' Swin applies drop path only to attention, the authors' also to the MLP."""
 
+    spec = SystemSpec(XVLMSettings, vision="vision", text="text", transform="squash", normalize_captions=True)
     dot_product = True
-    learns_scale = True
 
     def __init__(self, settings: XVLMSettings) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class XVLM(nn.Module):
         return torch.cat([patches.mean(dim=1, keepdim=True), patches], dim=1)
 
     def word_states(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption word dim"]:
         """Output of the lower, text-only layers of BERT."""
         return self.text.encode(token_ids, lengths)
@@ -89,7 +90,7 @@ class XVLM(nn.Module):
         return self.image_features(self.image_tokens(images))
 
     def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption embed_dim"]:
         return self.caption_features(self.word_states(token_ids, lengths))
 
@@ -102,14 +103,20 @@ class XVLM(nn.Module):
         """The inverse of the learned temperature, for objectives that have one; no bias."""
         return 1 / self.temperature, None
 
-    def encode_with_matching_loss(
+    @property
+    def auxiliary_loss(self) -> Literal["matching"]:
+        return "matching"
+
+    def encode_with_auxiliary_loss(
         self,
         pixels: Float[Tensor, "image channel height width"],
+        image_lengths: Int[Tensor, " image"] | None,
         token_ids: Int[Tensor, "caption word"],
-        lengths: Int[Tensor, " caption"],
+        lengths: Int[Tensor, " caption"] | None,
         positives: PairMask,
     ) -> tuple[Float[Tensor, "image embed_dim"], Float[Tensor, "caption embed_dim"], Float[Tensor, ""]]:
         """Embeddings for the objective, and the matching loss on each caption paired with its image."""
+        lengths = checked_lengths(lengths, token_ids, "captions")
         tokens, states = self.image_tokens(pixels), self.word_states(token_ids, lengths)
         images, captions = self.image_features(tokens), self.caption_features(states)
         owners = torch.arange(len(captions), device=captions.device)
@@ -215,10 +222,10 @@ class SplitBert(nn.Module):
         return config_of(self.bert)
 
     def encode(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption word dim"]:
         """Run the lower, text-only layers."""
-        check_lengths(lengths, token_ids, "captions")
+        lengths = checked_lengths(lengths, token_ids, "captions")
         states = self.bert.embeddings(input_ids=token_ids)
         mask = _attention_mask(lengths, states)
         for layer in self.bert.encoder.layer[: self.fusion_layer]:

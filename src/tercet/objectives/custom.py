@@ -1,15 +1,8 @@
-"""User-defined objectives: a gradient function, three weight functions, or any torch loss on S.
+"""User-defined objectives: a gradient function, three weight functions, or any torch loss on S."""
 
-They come from Python, or from a file as `path/to/mine.py:name`.
-"""
-
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,54 +159,3 @@ def _call(function: Function, rows: Rows) -> Any:
 def _name_of(function: Function) -> str:
     inner = getattr(function, "func", function)  # functools.partial
     return getattr(inner, "__name__", type(inner).__name__)
-
-
-def is_file_name(which: str) -> bool:
-    """Whether an objective is given as `path/to/mine.py:name`."""
-    return ".py:" in which
-
-
-def function_from_file(which: str) -> Any:
-    """Load `path/to/mine.py:name`. The file's folder is on sys.path while the file runs, as for a script."""
-    path, _, name = which.rpartition(":")
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise ValueError(f"{which}: no file {path!r}; expected path/to/file.py:function")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    previous = sys.modules.get(file.stem)
-    sys.modules[file.stem] = module  # dataclasses and pickle look modules up by name
-    sys.path.insert(0, str(file.parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        if previous is None:
-            del sys.modules[file.stem]
-        else:
-            sys.modules[file.stem] = previous
-        raise ValueError(f"{path}: {_line_of(error, file)}{type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(file.parent))
-    if not hasattr(module, name):
-        defined = ", ".join(key for key in vars(module) if not key.startswith("_"))
-        raise ValueError(f"{path} defines no {name!r}; it defines: {defined}")
-    return getattr(module, name)
-
-
-def source_checksum(which: str) -> str:
-    """SHA-256 of the file of `path/to/mine.py:name`: an edited file is a different objective."""
-    return hashlib.sha256(Path(which.rpartition(":")[0]).read_bytes()).hexdigest()
-
-
-def _line_of(error: Exception, file: Path) -> str:
-    """'line 3: ', the line of the user's file that raised the error; empty if there is none."""
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: "
-    lines, trace = [], error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
-    return f"line {lines[-1]}: " if lines else ""

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 
 from tercet.inference import Retriever, checksum_of_weights, load
+from tercet.interfaces import AttentionMap
 from tercet.search.index import Index, open_index
 from tercet.search.metadata import Item
 from tercet.search.two_stage import EncodedQuery, encode_for_index, encode_queries, needs_rerank, rerank_similarity
@@ -177,7 +178,7 @@ class WordsOverRegions:
 
 
 def has_attention(searcher: Searcher) -> bool:
-    return searcher.index.regions is not None and hasattr(searcher.retriever.model, "attention_map")
+    return searcher.index.regions is not None and isinstance(searcher.retriever.model, AttentionMap)
 
 
 @torch.inference_mode()
@@ -185,8 +186,8 @@ def words_over_regions(searcher: Searcher, text: str, number: int) -> WordsOverR
     """Return the attention of the words of `text` over the regions of image `number`."""
     check_query(text)
     retriever, all_regions = searcher.retriever, searcher.index.regions
-    model: Any = retriever.model
-    if not has_attention(searcher):
+    model = retriever.model
+    if not has_attention(searcher) or not isinstance(model, AttentionMap):
         raise ValueError(f"{retriever.system} has no cross attention of words over regions")
     assert all_regions is not None
     query = encode_queries(retriever, [text])[0]
@@ -200,6 +201,7 @@ def words_over_regions(searcher: Searcher, text: str, number: int) -> WordsOverR
     return WordsOverRegions(_tokens(retriever, text), rounded, side)
 
 
-def _tokens(retriever: Any, text: str) -> list[str]:
+def _tokens(retriever: Retriever, text: str) -> list[str]:
     ids = retriever.tokenize([text])[0][0].tolist()
-    return [retriever.preprocessor.vocabulary.words[token_id] for token_id in ids]
+    vocabulary = retriever.preprocessor.vocabulary
+    return [str(token_id) if vocabulary is None else vocabulary.words[token_id] for token_id in ids]

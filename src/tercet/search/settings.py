@@ -25,6 +25,8 @@ class IndexSettings:
     """Index folder."""
     kind: Literal["flat", "hnsw"] | None = None
     """flat: exact; hnsw: approximate, faster from 1M images, prints recall. None: as the existing index, or flat."""
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class SearchSettings:
     """Print JSON instead of a table."""
     model: Path | None = None
     """Path of the index's model, if it was moved."""
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +66,5 @@ class ServeSettings:
     """Port to listen on; 0 picks a free one."""
     token: str | None = None
     """Access token that clients must send; the printed link contains it."""
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""

@@ -7,7 +7,7 @@ For these an index also stores the regions (SCAN, BFAN) or visual tokens (X-VLM)
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from tercet.inference import Retriever
+from tercet.interfaces import LateInteraction, Reranker
 
 CROSS_ENCODER_BATCH_SIZE = 64  # image-query pairs of X-VLM, which encodes the query again with every image
-EPSILON = 1e-12
 
 
 class IndexedVectors(NamedTuple):
@@ -34,31 +34,37 @@ class EncodedQuery(NamedTuple):
 
 
 def needs_rerank(retriever: Retriever) -> bool:
-    return _has_cross_encoder(retriever.model) or not retriever.dot_product
+    return isinstance(retriever.model, Reranker | LateInteraction) and (
+        isinstance(retriever.model, Reranker) or not retriever.dot_product
+    )
 
 
 def check_indexable(retriever: Retriever) -> None:
-    if not retriever.dot_product and not hasattr(retriever.model, "regions"):
-        raise ValueError(f"this {retriever.system} model uses order similarity, not dot products: it cannot be indexed")
+    if not retriever.dot_product and not isinstance(retriever.model, LateInteraction):
+        raise ValueError(
+            f"the similarity of this {retriever.system} model is no dot product, and it has no method `pool` for the "
+            "first stage of search: it cannot be indexed"
+        )
 
 
 @torch.inference_mode()
 def encode_for_index(retriever: Retriever, images: Sequence[str | Path | Image.Image]) -> IndexedVectors:
-    model: Any = retriever.model
-    if _has_cross_encoder(model):
+    model = retriever.model
+    if isinstance(model, Reranker):
         tokens = model.image_tokens(retriever.preprocess_images(images)[0])
         return IndexedVectors(_to_numpy(model.image_features(tokens)), _to_numpy(tokens))
     embedded = retriever.embed_images(images)
     if retriever.dot_product:
         return IndexedVectors(_to_numpy(embedded))
-    return IndexedVectors(_to_numpy(normalized_mean(embedded)), _to_numpy(embedded))
+    assert isinstance(model, LateInteraction)
+    return IndexedVectors(_to_numpy(model.pool(embedded)), _to_numpy(embedded))
 
 
 @torch.inference_mode()
 def encode_queries(retriever: Retriever, texts: Sequence[str]) -> list[EncodedQuery]:
     """Encode all texts in one batch."""
-    model: Any = retriever.model
-    if _has_cross_encoder(model):
+    model = retriever.model
+    if isinstance(model, Reranker):
         ids, lengths = retriever.tokenize(texts)
         states = model.word_states(ids, lengths)
         vectors = model.caption_features(states)
@@ -69,7 +75,8 @@ def encode_queries(retriever: Retriever, texts: Sequence[str]) -> list[EncodedQu
     embedded = retriever.embed_texts(texts)
     if retriever.dot_product:
         return [EncodedQuery(vector) for vector in embedded]
-    return [EncodedQuery(*row) for row in zip(normalized_mean(embedded), embedded, strict=True)]
+    assert isinstance(model, LateInteraction)
+    return [EncodedQuery(*row) for row in zip(model.pool(embedded), embedded, strict=True)]
 
 
 @torch.inference_mode()
@@ -78,9 +85,9 @@ def rerank_similarity(
 ) -> Float[np.ndarray, " image"]:
     """Return the similarity of the query to each of these images, computed by the full model."""
     assert query.words is not None
-    model: Any = retriever.model
+    model = retriever.model
     images = torch.from_numpy(np.ascontiguousarray(regions)).to(query.words.device)
-    if not _has_cross_encoder(model):
+    if not isinstance(model, Reranker):
         return _to_numpy(model.similarity(images, query.words[None]))[:, 0]
     similarity = []
     for batch in images.split(CROSS_ENCODER_BATCH_SIZE):
@@ -88,17 +95,6 @@ def rerank_similarity(
         lengths: Int[Tensor, " pair"] = torch.full((len(batch),), words.shape[1], device=words.device)
         similarity.append(model.match(batch, words, lengths))
     return _to_numpy(torch.cat(similarity))
-
-
-def normalized_mean(embeddings: Float[Tensor, "item element dim"]) -> Float[Tensor, "item dim"]:
-    """Return the L2-normalized mean over the elements of each set. Padding is zeros and does not change it."""
-    total = embeddings.sum(dim=1)
-    return total / total.norm(dim=1, keepdim=True).clamp(min=EPSILON)
-
-
-def _has_cross_encoder(model: Any) -> bool:
-    """Whether this is X-VLM."""
-    return hasattr(model, "match")
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

@@ -3,24 +3,32 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.similarity.blockwise import PairScorer, blockwise_similarity, dot_product_scorer, pair_scorer
+from tercet.similarity.blockwise import (
+    SplitScorer,
+    as_pair_scorer,
+    blockwise_similarity,
+    dot_product_scorer,
+    split_scorer,
+)
 from tercet.similarity.cross_attention import CrossAttention
 from tercet.similarity.order_embedding import order, order_of_pairs
-from tercet.similarity.padded_sets import PaddedSets, RaggedSets, concat_padded, zero_pad
+from tercet.similarity.padded_sets import PaddedSets, RaggedSets, concat_padded, normalized_mean, zero_pad
 from tercet.types import Similarity
 
 __all__ = [
     "CrossAttention",
     "PaddedSets",
-    "PairScorer",
     "RaggedSets",
+    "SplitScorer",
+    "as_pair_scorer",
     "blockwise_similarity",
     "concat_padded",
     "dot_product_scorer",
     "dot_products",
+    "normalized_mean",
     "order",
     "order_of_pairs",
-    "pair_scorer",
+    "split_scorer",
     "zero_pad",
 ]
 

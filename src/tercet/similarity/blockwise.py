@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tercet.interfaces import PairScorer, RetrievalModel
 from tercet.similarity.padded_sets import PaddedSets, RaggedSets
 from tercet.types import Similarity
 
@@ -109,7 +110,7 @@ def _concat_gradients(leaves: list[PaddedSets]) -> Tensor:
     )
 
 
-class PairScorer(NamedTuple):
+class SplitScorer(NamedTuple):
     """Similarities of an encoded split, by block or by list of pairs."""
 
     block: Callable[[slice, slice], Similarity]
@@ -120,10 +121,11 @@ class PairScorer(NamedTuple):
     """Images per block; few where the comparison is slow, so that an interrupted job loses little work."""
 
 
-def pair_scorer(model: Any, images: Encoded, captions: Encoded) -> PairScorer:
+def split_scorer(model: RetrievalModel, images: Encoded, captions: Encoded) -> SplitScorer:
     """A scorer that uses the model's own similarity: dot products, order or cross attention."""
     if model.dot_product and isinstance(images, Tensor) and isinstance(captions, Tensor):
         return dot_product_scorer(images, captions)
+    scorer = as_pair_scorer(model)
 
     def block(rows: slice, columns: slice) -> Tensor:
         with torch.inference_mode():
@@ -134,15 +136,25 @@ def pair_scorer(model: Any, images: Encoded, captions: Encoded) -> PairScorer:
         blocks = zip(image.split(PAIRS_PER_BLOCK), caption.split(PAIRS_PER_BLOCK), strict=True)
         with torch.inference_mode():
             similarities = [
-                model.similarity_of_pairs(_to_device(model, images[i][:]), _to_device(model, captions[c][:])).cpu()
+                scorer.similarity_of_pairs(_to_device(model, images[i][:]), _to_device(model, captions[c][:])).cpu()
                 for i, c in blocks
             ]
         return torch.cat(similarities).float().clone() if similarities else torch.zeros(0)
 
-    return PairScorer(block, of_pairs, SET_BLOCK_ROWS)
+    return SplitScorer(block, of_pairs, SET_BLOCK_ROWS)
 
 
-def dot_product_scorer(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> PairScorer:
+def as_pair_scorer(model: RetrievalModel) -> PairScorer:
+    """The model, if it can compare image k with caption k; a `ValueError` otherwise."""
+    if not isinstance(model, PairScorer):
+        raise ValueError(
+            f"{type(model).__name__} has no method similarity_of_pairs, which mining and mined negatives need where "
+            "the similarity is not a dot product"
+        )
+    return model
+
+
+def dot_product_scorer(images: Float[Tensor, "image dim"], captions: Float[Tensor, "caption dim"]) -> SplitScorer:
     """A scorer for dual encoders: dot products in float32."""
 
     def of_pairs(image: Tensor, caption: Tensor) -> Tensor:
@@ -151,8 +163,8 @@ def dot_product_scorer(images: Float[Tensor, "image dim"], captions: Float[Tenso
         return torch.cat(similarities) if similarities else torch.zeros(0)
 
     images, captions = images.float(), captions.float()
-    return PairScorer(lambda rows, columns: images[rows] @ captions[columns].T, of_pairs)
+    return SplitScorer(lambda rows, columns: images[rows] @ captions[columns].T, of_pairs)
 
 
-def _to_device(model: Any, encoded: Tensor) -> Tensor:
+def _to_device(model: RetrievalModel, encoded: Tensor) -> Tensor:
     return encoded.to(next(model.parameters()).device)

@@ -73,6 +73,12 @@ def zero_pad(
     return torch.where(real[..., None], vectors + markers, 0)
 
 
+def normalized_mean(sets: Float[Tensor, "item element dim"]) -> Float[Tensor, "item dim"]:
+    """The L2-normalized mean over the elements of each set. Padding is zeros and does not change it."""
+    total = sets.sum(dim=1)
+    return total / total.norm(dim=1, keepdim=True).clamp(min=1e-12)
+
+
 def _is_nonzero(vectors: Float[Tensor, "item element dim"]) -> Bool[Tensor, "item element"]:
     """Which vectors are not all zeros; NaN counts as nonzero."""
     return vectors.detach().abs().amax(dim=2) != 0

@@ -1,7 +1,7 @@
 """Mined negatives in a training step: checks of the settings, the sampler, and similarities of mined members."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable
 from tercet.data.paired_dataset import PairedData
+from tercet.interfaces import RetrievalModel
 from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ
 from tercet.objectives.inputs import Rows, hardest_negative, query_weights
 from tercet.objectives.streaming.autograd import products_of_entries
+from tercet.similarity import as_pair_scorer
 from tercet.training import process_group
 from tercet.training.settings import TrainSettings
 from tercet.types import Batch, MinedItems, PairMask
@@ -57,11 +59,14 @@ class MinedMembers(NamedTuple):
         """Return two mined images and two mined captions per positive pair."""
         return _rows(self.images, self.items.image_indices), _rows(self.captions, self.items.caption_indices)
 
-    def similarity(self, model: Any, images: Tensor, captions: Tensor, positives: PairMask) -> Float[Tensor, "pair 4"]:
+    def similarity(
+        self, model: RetrievalModel, images: Tensor, captions: Tensor, positives: PairMask
+    ) -> Float[Tensor, "pair 4"]:
         """Return S of the four mined members per positive pair, by the model's similarity; never a full matrix."""
         image, caption = positives.nonzero(as_tuple=True)
         if model.dot_product:
             return self._entries(images, captions, *self._pairs(image, caption, len(images), len(captions))).T
+        scorer = as_pair_scorer(model)
         (i, i_other), (t, t_other) = self.items.image_indices.unbind(dim=1), self.items.caption_indices.unbind(dim=1)
         own_images, own_captions = _rows(images, image), _rows(captions, caption)
         i, i_other, t, t_other = (
@@ -69,7 +74,7 @@ class MinedMembers(NamedTuple):
             *(_rows(self.captions, indices) for indices in (t, t_other)),
         )
         members = (own_images, t), (i, own_captions), (i, t), (i_other, t_other)
-        return torch.stack([model.similarity_of_pairs(*member) for member in members], dim=1)
+        return torch.stack([scorer.similarity_of_pairs(*member) for member in members], dim=1)
 
     def scalar(self, objective: AOQ, images: Tensor, captions: Tensor, positives: PairMask) -> Float[Tensor, ""]:
         """Return the objective on dot products.
@@ -122,7 +127,7 @@ def _rows(encoded: Float[Tensor, "item *rest"], indices: Int[Tensor, "*shape"]) 
 
 
 def all_gather_mined(
-    model: Any, images: Tensor, captions: Tensor, batch: Batch, members: MinedMembers
+    model: RetrievalModel, images: Tensor, captions: Tensor, batch: Batch, members: MinedMembers
 ) -> Float[Tensor, "pair 4"]:
     """All-gather member similarities: each rank computes the pairs of its own images with captions of all ranks."""
     caption_ids = process_group.all_gather_items(batch.caption_ids)

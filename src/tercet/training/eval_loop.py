@@ -1,11 +1,11 @@
 """Evaluation of a model on a split: encode every item once, rank every positive; re-ranking with X-VLM."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tercet.data.paired_dataset import PairedData, Source
 from tercet.data.samplers import by_length
@@ -16,6 +16,7 @@ from tercet.evaluation.blocked_similarity import tiles_of_matrix
 from tercet.evaluation.metrics import metrics_of
 from tercet.evaluation.ranks import Ranks
 from tercet.evaluation.rerank import Reranked, rerank
+from tercet.interfaces import CaptionBatchSize, Reranker, RetrievalModel
 from tercet.names import suggest
 from tercet.similarity import RaggedSets
 
@@ -26,7 +27,7 @@ Encoded = Tensor | RaggedSets
 
 
 @torch.inference_mode()
-def encode_split(model: Any, data: PairedData) -> tuple[Encoded, Encoded]:
+def encode_split(model: RetrievalModel, data: PairedData) -> tuple[Encoded, Encoded]:
     """Encode images and captions, in float32 or the model's float64. Runs in evaluation mode and restores the mode."""
     was_training = model.training
     model.eval()
@@ -37,7 +38,7 @@ def encode_split(model: Any, data: PairedData) -> tuple[Encoded, Encoded]:
         model.train(was_training)
 
 
-def tiles_of(model: Any, images: Encoded, captions: Encoded) -> Tiles:
+def tiles_of(model: RetrievalModel, images: Encoded, captions: Encoded) -> Tiles:
     """Return the similarity in tiles: dot products, or the model's own similarity block by block."""
     if isinstance(images, Tensor) and isinstance(captions, Tensor) and model.dot_product:
         return tiles_of_embeddings(images, captions)
@@ -45,7 +46,7 @@ def tiles_of(model: Any, images: Encoded, captions: Encoded) -> Tiles:
     return tiles_of_blocks(lambda a, b: model.similarity(a.to(device), b.to(device)).cpu(), images, captions)
 
 
-def evaluate_split(model: Any, data: PairedData) -> Evaluation:
+def evaluate_split(model: RetrievalModel, data: PairedData) -> Evaluation:
     """Return the metrics and the rank of every positive."""
     return evaluate_tiles(tiles_of(model, *encode_split(model, data)), data.owners)
 
@@ -66,12 +67,12 @@ def selection_value(metrics: Mapping[str, float], select_metric: str) -> float:
     return sum(metrics[name] for name in select_metric.split("+"))
 
 
-def _encode(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Encoded:
+def _encode(model: RetrievalModel, source: Source, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Encoded:
     """Encode in batches; captions are sorted by length, so that little is padded."""
     weights = next(model.parameters())
     batch_size = PIXEL_BATCH_SIZE if isinstance(source, Pixels) else BATCH_SIZE
-    if isinstance(source, TokenizedCaptions):
-        batch_size = getattr(model, "eval_batch_size", batch_size)
+    if isinstance(source, TokenizedCaptions) and isinstance(model, CaptionBatchSize):
+        batch_size = model.eval_batch_size
     lengths = source.lengths() if isinstance(source, TokenizedCaptions) else np.zeros(len(source), dtype=np.int64)
     batches = by_length(lengths, batch_size)
     encoded = []
@@ -83,20 +84,21 @@ def _encode(model: nn.Module, source: Source, encode: Callable[[Tensor, Tensor |
     return RaggedSets.of(encoded)[order] if encoded[0].ndim == 3 else torch.cat(encoded)[order]
 
 
-def check_reranking(models: list[Any], k: int, protocol: str) -> None:
-    """Check --rerank before the data is read."""
+def check_reranking(models: Sequence[RetrievalModel], k: int, protocol: str) -> Reranker:
+    """Check --rerank before the data is read; return the model that re-ranks."""
     if protocol == "coco-1k":
         raise ValueError(
             "--rerank re-ranks the top k of the whole split: it cannot be combined with the folds of coco-1k"
         )
     if k < 1:
         raise ValueError(f"--rerank must be at least 1 (candidates per query), got {k}")
-    if len(models) != 1 or not hasattr(models[0], "match"):
-        raise ValueError("--rerank needs exactly one model, and it must be an X-VLM")
+    if len(models) != 1 or not isinstance(models[0], Reranker):
+        raise ValueError("--rerank needs exactly one model, and it must have a matching head, like X-VLM")
+    return models[0]
 
 
 @torch.inference_mode()
-def rerank_split(model: Any, data: PairedData, k: int) -> Reranked:
+def rerank_split(model: Reranker, data: PairedData, k: int) -> Reranked:
     """Rank with the encoders' similarity, then re-rank the top k of each query with the matching head."""
     device = next(model.parameters()).device
     tokens = torch.cat([model.image_tokens(items) for items, _ in _batches(data.images, device)])

@@ -34,17 +34,20 @@ def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
     models = [load(folder) for folder in settings.models]  # before the data, so that a wrong path fails at once
     if not models:
         raise ValueError("give at least one run folder or saved model")
+    reranker = None
     if settings.rerank is not None:
-        check_reranking([model.model for model in models], settings.rerank, settings.protocol)
+        reranker = check_reranking([model.model for model in models], settings.rerank, settings.protocol)
     dataset = open_data(settings.data, images=settings.images, features=settings.features)
     split = dataset.split(settings.split)
     inputs = [preprocess_split(model, settings.data, split) for model in models]
     owners = torch.from_numpy(split.owners)
     options: dict[str, Any] = {"protocol": settings.protocol, "ties": settings.ties, "image_ids": coco_ids(split)}
-    if settings.rerank is not None:
-        evaluation = evaluate_reranked(rerank_split(models[0].model, inputs[0], settings.rerank), owners, **options)
+    if reranker is not None and settings.rerank is not None:
+        evaluation = evaluate_reranked(rerank_split(reranker, inputs[0], settings.rerank), owners, **options)
     else:
-        members = [tiles_of(model, *encode_split(model, data)) for model, data in zip(models, inputs, strict=True)]
+        members = [
+            tiles_of(each.model, *encode_split(each.model, data)) for each, data in zip(models, inputs, strict=True)
+        ]
         evaluation = evaluate_tiles(mean_of_tiles(members), owners, **options)
     content = {
         "metrics": evaluation.metrics,
@@ -77,9 +80,9 @@ def preprocess_split(model: Retriever, name: str, split: Split) -> PairedData:
     captions: Source | None = None
     if preprocessor.vocabulary is not None or preprocessor.tokenizer is not None:
         captions = tokenize(
-            model.system, split.texts, preprocessor.vocabulary or preprocessor.tokenizer, model.max_tokens
+            model.model.spec, split.texts, preprocessor.vocabulary or preprocessor.tokenizer, model.max_tokens
         )
-    elif model.system != "heads":
+    elif not model.model.spec.caption_features:
         raise ValueError(f"this {model.system} has no vocabulary: import it again with --vocabulary")
     data = paired(name, split, images, captions)
     for item, source in (("image", data.images), ("caption", data.captions)):

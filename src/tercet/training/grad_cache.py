@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tercet.data.samplers import step_seed
+from tercet.interfaces import TorchModule
 from tercet.similarity import concat_padded
 from tercet.training.runtime import reseed
 
@@ -49,14 +50,14 @@ class CachedEncoding:
         return self.encode(items, lengths)
 
 
-def refuse_batch_norm(model: nn.Module, reason: str) -> None:
+def refuse_batch_norm(model: TorchModule, reason: str) -> None:
     """Raise if the model has a BatchNorm in training mode: its statistics would not be those of the whole batch."""
     for name, module in model.named_modules():
         if _is_batch_norm(module):
             raise ValueError(f"{name} is a BatchNorm, whose statistics would not be of the whole batch: {reason}")
 
 
-def has_batch_norm(model: nn.Module) -> bool:
+def has_batch_norm(model: TorchModule) -> bool:
     return any(map(_is_batch_norm, model.modules()))
 
 

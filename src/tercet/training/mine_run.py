@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +20,10 @@ from tercet.data.hard_negatives import (
 )
 from tercet.data.paired_dataset import PairedData
 from tercet.inference import checksum_of_weights, load
+from tercet.interfaces import RetrievalModel
 from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import Advance, MiningConfig, mine
-from tercet.similarity import PairScorer, pair_scorer
+from tercet.similarity import SplitScorer, split_scorer
 from tercet.storage import atomic_path, sha256_of
 from tercet.training.eval_loop import encode_split
 from tercet.training.evaluate_run import preprocess_split
@@ -66,7 +66,7 @@ def mine_table(settings: MineSettings) -> MinedTable:
 
 
 def remine(
-    model: Any, data: PairedData, folder: Path, like: MinedTable, weights: str, before: MinedTable
+    model: RetrievalModel, data: PairedData, folder: Path, like: MinedTable, weights: str, before: MinedTable
 ) -> MinedTable:
     """Mine with the current weights and the configuration of the table `like`: list lengths, filters, shortlist.
 
@@ -94,20 +94,20 @@ def filters_of_table(folder: str | Path) -> FalseNegativeFilters:
     return FalseNegativeFilters(**filters)
 
 
-def _uncached_scorer(model: Any, data: PairedData, folder: Path) -> PairScorer:
-    return pair_scorer(model, *encode_split(model, data))
+def _uncached_scorer(model: RetrievalModel, data: PairedData, folder: Path) -> SplitScorer:
+    return split_scorer(model, *encode_split(model, data))
 
 
 def cached_scorer(
-    model: Any, data: PairedData, folder: Path, log: Callable[[str], None] = lambda text: None
-) -> PairScorer:
+    model: RetrievalModel, data: PairedData, folder: Path, log: Callable[[str], None] = lambda text: None
+) -> SplitScorer:
     """Encode the data and return its scorer. Embeddings are cached in the folder for a later call."""
     files = [folder / "encoded_images.npy", folder / "encoded_captions.npy"]
     images, captions = (
         _read_cached(file, count) for file, count in zip(files, (len(data.images), len(data.captions)), strict=True)
     )
     if images is not None and captions is not None:
-        return pair_scorer(model, images, captions)
+        return split_scorer(model, images, captions)
     log(f"encoding {len(data.images):,} images and {len(data.captions):,} captions")
     encoded = encode_split(model, data)
     for name, items in zip(("image", "caption"), encoded, strict=True):
@@ -119,7 +119,7 @@ def cached_scorer(
             assert isinstance(items, Tensor)
             with atomic_path(file) as temporary, temporary.open("wb") as stream:
                 np.save(stream, items.float().numpy())
-    return pair_scorer(model, *encoded)
+    return split_scorer(model, *encoded)
 
 
 def _read_cached(file: Path, rows: int) -> Tensor | None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tercet.data.dataset import shared_texts
 from tercet.data.paired_dataset import PairedData
+from tercet.interfaces import TorchModule
 from tercet.objectives.base import MONITOR_MARGIN
 
 EQUAL_SPREAD = 1e-4  # standard deviation of similarities below which all of a batch count as equal
@@ -94,7 +95,7 @@ class HealthMonitor:
             self._log(message)
 
 
-def first_not_finite(named: Iterable[tuple[str, Tensor | None]], model: nn.Module) -> str:
+def first_not_finite(named: Iterable[tuple[str, Tensor | None]], model: TorchModule) -> str:
     """Name the cause of NaN or infinity: the first such tensor among inputs, embeddings, weights and gradients."""
     for name, tensor in named:
         if tensor is not None and not tensor.isfinite().all():

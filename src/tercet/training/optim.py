@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tercet.interfaces import TorchModule
 from tercet.training.settings import TrainSettings
 
 OPTIMIZERS: Mapping[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -15,7 +16,7 @@ Factor = Callable[[int], float]
 """Step -> factor on the learning rate."""
 
 
-def freeze(model: nn.Module, frozen: Sequence[str]) -> None:
+def freeze(model: TorchModule, frozen: Sequence[str]) -> None:
     """Freeze the parameters with these name prefixes. Raises if a prefix matches nothing, or nothing is left."""
     for prefix in frozen:
         for parameter in _with_prefix(model, prefix).values():
@@ -24,7 +25,7 @@ def freeze(model: nn.Module, frozen: Sequence[str]) -> None:
         raise ValueError(f"--frozen {' '.join(frozen)} leaves no parameters to train")
 
 
-def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
+def make_optimizer(model: TorchModule, settings: TrainSettings) -> torch.optim.Optimizer:
     """One parameter group per learning rate and weight decay, with frozen parameters: they may be unfrozen later."""
     multipliers = dict.fromkeys((name for name, _ in model.named_parameters()), 1.0)
     for prefix, factor in settings.lr_multipliers.items():
@@ -48,7 +49,7 @@ def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Opt
     return optimizer
 
 
-def _with_prefix(model: nn.Module, prefix: str) -> dict[str, nn.Parameter]:
+def _with_prefix(model: TorchModule, prefix: str) -> dict[str, nn.Parameter]:
     parameters = {
         name: parameter
         for name, parameter in model.named_parameters()

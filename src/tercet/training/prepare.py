@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 
 from tercet.data.dataset import DataSet, Split
 from tercet.data.encoders.extract import encoders_of
@@ -16,12 +15,11 @@ from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
 from tercet.inference import Preprocessor, Retriever, load, tokenize
-from tercet.models import SYSTEMS, build, preset
+from tercet.interfaces import RetrievalModel, SystemSpec
+from tercet.models import build, preset, system_of
 from tercet.models.parts.backbone import image_size_of
 from tercet.models.parts.backbone import max_positions as max_positions_of
 from tercet.training.settings import TrainSettings
-
-REGION_SYSTEMS = ("vsrn", "scan", "bfan")
 
 Read = Callable[[Split], Source | None]
 Reader = tuple[Read, dict[str, Any], dict[str, Any]]
@@ -46,7 +44,7 @@ class PreparedData:
         splits = (self.train, self.validation, self.test)
         return "".join(split.checksum()[:16] for split in splits if split is not None)
 
-    def model(self, settings: TrainSettings) -> nn.Module:
+    def model(self, settings: TrainSettings) -> RetrievalModel:
         """Build the model, with random weights from the run's seed or the weights of `init_from`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
@@ -64,7 +62,7 @@ class PreparedData:
             model.load_state_dict({name: loaded[name] for name in own})
         return model
 
-    def retriever(self, model: nn.Module) -> Retriever:
+    def retriever(self, model: RetrievalModel) -> Retriever:
         return Retriever(self.system, model, self.preprocessor)
 
 
@@ -74,8 +72,9 @@ def prepare_data(settings: TrainSettings) -> PreparedData:
     system, model_settings = preset(settings.model)
     model_settings = model_settings | settings.model_settings
     name = data.path.stem.removeprefix("dataset_") if settings.data.split(":")[0] != "scenes" else "scenes"
-    read_images, image_sizes, image_fields = _images(data, system, model_settings, settings)
-    read_captions, caption_sizes, caption_fields = _captions(data, system, model_settings, settings)
+    spec = system_of(system).spec
+    read_images, image_sizes, image_fields = _images(data, spec, model_settings, settings)
+    read_captions, caption_sizes, caption_fields = _captions(data, spec, model_settings, settings)
 
     def read(split_name: str, optional: str | None) -> PairedData | None:
         if split_name == optional and optional not in data.splits:
@@ -96,25 +95,27 @@ def prepare_data(settings: TrainSettings) -> PreparedData:
     )
 
 
-def _transform(system: str, vision_model: Any, settings: TrainSettings) -> TransformSettings:
+def _transform(spec: SystemSpec, vision_model: Any, settings: TrainSettings) -> TransformSettings:
     """Return the preprocessing of the vision model if it defines one, else that of the settings."""
-    if system == "clip" and isinstance(vision_model, str):
+    if spec.transform == "pretrained" and isinstance(vision_model, str):
         return pretrained_transform(vision_model)
-    if system == "xvlm":
+    if spec.transform == "squash":
         return squash_transform(image_size_of(vision_model))
     return TransformSettings(settings.image_size, None if settings.squash else round(settings.image_size * 8 / 7))
 
 
-def _images(data: DataSet, system: str, model_settings: dict[str, Any], settings: TrainSettings) -> Reader:
+def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], settings: TrainSettings) -> Reader:
     """Pixels for a model with a backbone if the dataset has images and no features; features otherwise."""
     split = data.split(settings.train_split)
-    vision = SYSTEMS[system].vision
-    vision_model = model_settings.get(vision or "")
-    only_pixels = "image_dim" not in {field.name for field in fields(SYSTEMS[system].settings)}
-    if only_pixels and vision_model is None:
-        raise ValueError(f"{system} needs a vision model: --model-settings {vision}=NAME or {vision}=path/to/folder")
+    vision_model = model_settings.get(spec.vision or "")
+    only_pixels = "image_dim" not in {field.name for field in fields(spec.settings)}
+    if only_pixels and spec.vision is not None and vision_model is None:
+        raise ValueError(
+            f"{settings.model} needs a vision model: "
+            f"--model-settings {spec.vision}=NAME or {spec.vision}=path/to/folder"
+        )
     if only_pixels or (vision_model is not None and model_settings.get("image_dim") is None and split.features is None):
-        pixels = _transform(system, vision_model, settings)
+        pixels = _transform(spec, vision_model, settings)
         if split.image_files is None:
             raise ValueError(f"{data.path} has no image files, and {settings.model} reads pixels")
 
@@ -125,10 +126,10 @@ def _images(data: DataSet, system: str, model_settings: dict[str, Any], settings
         return read, {}, {"pixels": pixels}
     if split.features is None:
         raise ValueError(f"{data.path} has no image features: run `tercet features` first, or train on pixels")
-    if system in REGION_SYSTEMS and len(split.features.shape) != 3:
+    if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
-            f"{data.path} has one feature vector per image, and {system} needs several regions: choose others with "
-            "--features (scenes and `tercet features --grid` have regions)"
+            f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
+            "with --features (scenes and `tercet features --grid` have regions)"
         )
     encoder, grid = encoders_of(data.path).images
     return (
@@ -138,31 +139,34 @@ def _images(data: DataSet, system: str, model_settings: dict[str, Any], settings
     )
 
 
-def _captions(data: DataSet, system: str, model_settings: dict[str, Any], settings: TrainSettings) -> Reader:
+def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], settings: TrainSettings) -> Reader:
     """Caption features for heads; token ids of the model's own tokenizer or of the training vocabulary otherwise."""
     split = data.split(settings.train_split)
-    if system == "heads":
+    if spec.caption_features:
         if split.caption_features is None:
             raise ValueError(
-                f"{data.path} has no caption features, and heads needs them: run `tercet features` first, or train a "
-                "model that reads text, such as vsepp"
+                f"{data.path} has no caption features, and {settings.model} needs them: run `tercet features` first, "
+                "or train a model that reads text, such as vsepp"
             )
         return (
             lambda split: split.caption_features,
             {"caption_dim": split.caption_features.shape[-1]},
             {"text_encoder": encoders_of(data.path).captions},
         )
-    text_model = model_settings.get(SYSTEMS[system].text or "")
+    text_model = model_settings.get(spec.text or "")
     if isinstance(text_model, str):
         max_tokens: int | None = max_positions_of(text_model)
-        return lambda split: tokenize(system, split.texts, text_model, max_tokens), {}, {"tokenizer": text_model}
-    if system == "clip":
-        raise ValueError("clip needs pretrained weights: --model-settings clip=NAME or clip=path/to/folder")
-    texts = [normalize_caption(text) for text in split.texts] if system == "xvlm" else split.texts
+        return lambda split: tokenize(spec, split.texts, text_model, max_tokens), {}, {"tokenizer": text_model}
+    if "vocab_size" not in {field.name for field in fields(spec.settings)}:
+        raise ValueError(
+            f"{settings.model} needs pretrained weights: "
+            f"--model-settings {spec.text}=NAME or {spec.text}=path/to/folder"
+        )
+    texts = [normalize_caption(text) for text in split.texts] if spec.normalize_captions else split.texts
     vocabulary: Vocabulary = build_vocabulary(texts)
     max_tokens = None if text_model is None else max_positions_of(text_model)
     return (
-        lambda split: tokenize(system, split.texts, vocabulary, max_tokens),
+        lambda split: tokenize(spec, split.texts, vocabulary, max_tokens),
         {"vocab_size": len(vocabulary)},
         {"vocabulary": vocabulary},
     )

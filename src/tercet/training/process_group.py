@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
+from tercet.interfaces import TorchModule
 from tercet.objectives.distributed import all_gather_rows
 from tercet.types import Batch, MinedItems, PairMask
 
@@ -89,7 +90,7 @@ def _mined_shard(mined: MinedItems, positives: PairMask, images: slice) -> Mined
     )
 
 
-def average_gradients(model: nn.Module) -> None:
+def average_gradients(model: TorchModule) -> None:
     """Average the gradients over all processes in one all-reduce."""
     if not _initialised():
         return

@@ -7,9 +7,9 @@ from typing import Any
 from tercet import runs
 from tercet.data.hard_negatives import filters_of, is_shortlisted, table_checksum
 from tercet.inference import WEIGHTS, checksum_of_weights
-from tercet.models import SYSTEMS, preset
+from tercet.models import preset, system_of
 from tercet.objectives import RowObjective, objective
-from tercet.objectives.custom import is_file_name, source_checksum
+from tercet.plugins import is_file_name, source_checksum
 from tercet.training.aoq_step import check_mined_settings
 from tercet.training.eval_loop import check_select_metric
 from tercet.training.prepare import PreparedData
@@ -41,6 +41,8 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
         "init_checksum": None if settings.init_from is None else _init_checksum(Path(settings.init_from)),
     }
+    if is_file_name(settings.model):
+        identity["model_source"] = source_checksum(settings.model)
     if settings.mined is not None and settings.mine_every is not None:
         identity["mined_again"] = _mining_identity(Path(settings.mined))
     return main, warmup, identity
@@ -76,7 +78,8 @@ def _pretrained_checksums(settings: TrainSettings) -> dict[str, str]:
     system, model_settings = preset(settings.model)
     model_settings = model_settings | settings.model_settings
     checksums = {}
-    for part in sorted({SYSTEMS[system].vision or "", SYSTEMS[system].text or ""}):
+    spec = system_of(system).spec
+    for part in sorted({spec.vision or "", spec.text or ""}):
         folder = model_settings.get(part)
         if isinstance(folder, str) and Path(folder).is_dir():
             files = sorted(f for kind in ("*.safetensors", "*.bin", "config.json") for f in Path(folder).glob(kind))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tyro
 
 from tercet.names import coerce, flag, suggest
+from tercet.plugins import installed, is_file_name
 from tercet.recipes import training_values
 
 
@@ -223,6 +224,7 @@ MIN_VALUES = {
 DERIVED_KEYS = (
     "objective_source",
     "warmup_source",
+    "model_source",
     "init_checksum",
     "mined_checksum",
     "mined_again",
@@ -236,7 +238,7 @@ def train_settings(given: dict[str, Any]) -> TrainSettings:
     if given.get("config") is not None:
         given = read_config(Path(given["config"])) | given
     model = given.get("model", "heads")
-    return make_settings(training_values(model, given.get("round", 1)) if isinstance(model, str) else {}, given)
+    return make_settings(_training_values(model, given.get("round", 1)) if isinstance(model, str) else {}, given)
 
 
 def make_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainSettings:
@@ -251,6 +253,14 @@ def make_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainS
         values.pop("decay_epochs", None)  # they belong to the recipe's own schedule
     types = get_type_hints(TrainSettings)
     return replace(TrainSettings(), **{name: coerce(name, value, types[name]) for name, value in values.items()})
+
+
+def _training_values(model: str, training_round: int) -> dict[str, Any]:
+    if is_file_name(model) or model in installed("tercet.models"):
+        from tercet.models import training_defaults  # imports torch: only for models from outside
+
+        return training_defaults(model)
+    return training_values(model, training_round)
 
 
 def defaults_for(arguments: Sequence[str]) -> TrainSettings:
@@ -400,6 +410,8 @@ class EvaluateSettings:
     """Also print the numbers the original scripts would print, and how they differ."""
     out: Path = Path("evaluations")
     """Output folder."""
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""
 
 
 @dataclass(frozen=True)
@@ -442,3 +454,6 @@ class MineSettings:
     """Skip the pairs of a text file: image index and caption index within the split per line, counted from 0."""
     filter_margin: float | None = None
     """Skip candidates more similar than the anchor's most similar positive minus this margin. None: off."""
+
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""

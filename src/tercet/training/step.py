@@ -7,6 +7,7 @@ Models with a learned scale (CLIP, SigLIP, X-VLM) replace the temperature of an 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from tercet.data.augment import SizeAugmentation, drop_regions
 from tercet.data.prefetch import BufferPool
-from tercet.models import SYSTEMS, preset
+from tercet.interfaces import AuxiliaryLoss, GridEncoder, LogitScale, RetrievalModel
+from tercet.models import learns_scale, training_defaults
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
-from tercet.recipes import training_values
 from tercet.training import process_group
 from tercet.training.aoq_step import MinedMembers, all_gather_mined
 from tercet.training.grad_cache import CachedEncoding, has_batch_norm, refuse_batch_norm
@@ -36,7 +37,7 @@ _BUFFERS = BufferPool()
 def objective_for(model: str, name: str, named: Named) -> RowObjective:
     """Return the objective with the settings of the model's recipe that it has; `named` settings override them."""
     defaults = objective(name, **named).settings
-    recipe = training_values(model).get("objective_settings", {})
+    recipe = training_defaults(model).get("objective_settings", {})
     settings = {key: value for key, value in recipe.items() if key in defaults} | dict(named)
     if takes_scale(model, defaults, named):
         settings["temperature"] = 1.0
@@ -45,18 +46,17 @@ def objective_for(model: str, name: str, named: Named) -> RowObjective:
 
 def takes_scale(model: str, settings: Mapping[str, Any], named: Named) -> bool:
     """Whether an objective with these settings uses the model's learned scale."""
-    learns = getattr(SYSTEMS[preset(model)[0]].model, "learns_scale", False)
-    return bool(learns) and "temperature" in settings and "temperature" not in named
+    return "temperature" in settings and "temperature" not in named and learns_scale(model)
 
 
-def with_model_bias(objective: RowObjective, model: Any, named: Named) -> RowObjective:
+def with_model_bias(objective: RowObjective, model: RetrievalModel, named: Named) -> RowObjective:
     """Return the objective with bias 0 if the bias learned by the model is used instead."""
     if scale_and_bias(model, objective, named)[1] is None:
         return objective
     return replace(objective, bias=0.0)  # type: ignore[call-arg]  # only objectives that have a bias
 
 
-def apply_scale(similarity: Similarity, model: Any, objective: RowObjective, named: Named) -> Similarity:
+def apply_scale(similarity: Similarity, model: RetrievalModel, objective: RowObjective, named: Named) -> Similarity:
     """Return the similarity with the model's learned scale and bias, if the objective uses them."""
     scale, bias = scale_and_bias(model, objective, named)
     similarity = similarity if scale is None else scale * similarity
@@ -64,10 +64,10 @@ def apply_scale(similarity: Similarity, model: Any, objective: RowObjective, nam
 
 
 def scale_and_bias(
-    model: Any, objective: RowObjective, named: Named
+    model: RetrievalModel, objective: RowObjective, named: Named
 ) -> tuple[Float[Tensor, ""] | None, Float[Tensor, ""] | None]:
     """Return the learned scale and bias of the model that this objective uses; None for what it does not use."""
-    if not getattr(model, "learns_scale", False) or "temperature" not in objective.settings or "temperature" in named:
+    if not isinstance(model, LogitScale) or "temperature" not in objective.settings or "temperature" in named:
         return None, None
     scale, bias = model.scale_and_bias()
     return scale, bias if "bias" in objective.settings and "bias" not in named else None
@@ -87,12 +87,13 @@ class Outcome:
 class Step:
     """Adds the gradient of one batch to the `.grad` of the weights."""
 
-    def __init__(self, model: Any, settings: TrainSettings) -> None:
+    def __init__(self, model: RetrievalModel, settings: TrainSettings) -> None:
         self.model, self.settings = model, settings
         wrap: Callable[[Any], Any] = torch.compile if settings.compile else lambda encode: encode
         self._encode_images, self._encode_captions = wrap(model.encode_images), wrap(model.encode_captions)
-        if settings.drop_regions and getattr(model, "backbone", None) is not None and hasattr(model, "encode_regions"):
-            self._encode_images = self._encode_dropped_cells
+        self.auxiliary_weight = auxiliary_weight(model, settings)
+        if settings.drop_regions and isinstance(model, GridEncoder) and model.has_backbone:
+            self._encode_images = partial(_encode_dropped_cells, model, settings.drop_regions)
 
     def __call__(self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0) -> Outcome:
         reseed(seed, batch.images.device)
@@ -117,9 +118,8 @@ class Step:
 
     def _encodes_together(self, batch: Batch) -> bool:
         """Whether batch and mined items can be encoded in one call: vectors, no second loss, no BatchNorm."""
-        second_loss = self.settings.caption_weight or self.settings.itm_weight
         vectors = all(items.ndim == 2 and items.is_floating_point() for items in (batch.images, batch.captions))
-        return bool(vectors and not second_loss and not has_batch_norm(self.model))
+        return bool(vectors and not self.auxiliary_weight and not has_batch_norm(self.model))
 
     def _encode_together(self, batch: Batch) -> tuple[Tensor, Tensor, MinedMembers]:
         """Encode batch and mined items in one call: one matrix product, and one gradient of the weights."""
@@ -134,13 +134,6 @@ class Step:
         with self._autocast(items):
             encoded: Tensor = self._encode_images(items, lengths)
         return _widened(encoded)
-
-    def _encode_dropped_cells(self, pixels: Tensor, lengths: Tensor | None) -> Tensor:
-        """Size augmentation of grid cells, which exist only after the backbone."""
-        augmentation = SizeAugmentation(self.settings.drop_regions, 0.0, grid=True)
-        cells, counts = drop_regions(self.model.backbone.cells(pixels), None, augmentation, torch.default_generator)
-        encoded: Tensor = self.model.encode_regions(cells, counts)
-        return encoded
 
     def encode_captions(self, items: Tensor, lengths: Tensor | None) -> Float[Tensor, "caption *rest"]:
         with self._autocast(items):
@@ -216,28 +209,38 @@ class Step:
     def _encode_batch(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "image *rest"], Float[Tensor, "caption *rest_of_caption"], Any]:
-        """Return image and caption embeddings and the weighted second loss: VSRN's captioning or X-VLM's matching."""
-        if self.settings.itm_weight:
-            with self._autocast(batch.images):
-                images, captions, loss = self.model.encode_with_matching_loss(
-                    batch.images, batch.captions, batch.caption_lengths, batch.positives()
-                )
-            return _widened(images), _widened(captions), self.settings.itm_weight * loss
-        if not self.settings.caption_weight:
-            images, second_loss = self.encode_images(batch.images, batch.image_lengths), 0.0
-        else:
-            with self._autocast(batch.images):
-                images, loss = self.model.encode_with_caption_loss(
-                    batch.images, batch.image_lengths, batch.captions, batch.caption_lengths
-                )
-            images = _widened(images)
-            second_loss = self.settings.caption_weight * loss
-        return images, self.encode_captions(batch.captions, batch.caption_lengths), second_loss
+        """Return image and caption embeddings and the weighted auxiliary loss of the model, if it is used."""
+        if not self.auxiliary_weight:
+            images = self.encode_images(batch.images, batch.image_lengths)
+            return images, self.encode_captions(batch.captions, batch.caption_lengths), 0.0
+        assert isinstance(self.model, AuxiliaryLoss)
+        with self._autocast(batch.images):
+            images, captions, loss = self.model.encode_with_auxiliary_loss(
+                batch.images, batch.image_lengths, batch.captions, batch.caption_lengths, batch.positives()
+            )
+        return _widened(images), _widened(captions), self.auxiliary_weight * loss
 
     def _autocast(self, items: Tensor) -> Any:
         if self.settings.precision != "bf16":
             return nullcontext()
         return torch.autocast(items.device.type, dtype=torch.bfloat16)
+
+
+def _encode_dropped_cells(model: GridEncoder, fraction: float, pixels: Tensor, lengths: Tensor | None) -> Tensor:
+    """Size augmentation of grid cells, which exist only after the backbone."""
+    augmentation = SizeAugmentation(fraction, 0.0, grid=True)
+    cells, counts = drop_regions(model.grid_cells(pixels), None, augmentation, torch.default_generator)
+    return model.encode_regions(cells, counts)
+
+
+def auxiliary_weight(model: RetrievalModel, settings: TrainSettings) -> float:
+    """Return the weight of the model's own loss, 0 without one. Raises if the model cannot use the weight given."""
+    kind = model.auxiliary_loss if isinstance(model, AuxiliaryLoss) else None
+    if settings.caption_weight and kind != "captioning":
+        raise ValueError("--caption-weight needs a VSRN with --model-settings captioner=true")
+    if settings.itm_weight and kind != "matching":
+        raise ValueError("--itm-weight needs a model with a matching head, such as X-VLM")
+    return settings.caption_weight or settings.itm_weight
 
 
 def _mined_of(batch: Batch) -> MinedItems:

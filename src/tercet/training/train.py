@@ -27,7 +27,8 @@ from tercet.data.hard_negatives import (
 from tercet.data.paired_dataset import PairedData
 from tercet.data.samplers import BatchIndices, image_batches, pair_batches
 from tercet.data.transforms import Pixels
-from tercet.inference import WEIGHTS
+from tercet.inference import WEIGHTS, Retriever
+from tercet.interfaces import RetrievalModel, TrainableBackbone
 from tercet.models import preset
 from tercet.objectives import RowObjective
 from tercet.storage import LOCK, atomic_write, exclusive_lock
@@ -196,7 +197,7 @@ class Loop:
 
     def __init__(
         self,
-        model: Any,
+        model: RetrievalModel,
         data: PairedData,
         objectives: tuple[RowObjective, RowObjective],
         settings: TrainSettings,
@@ -210,10 +211,6 @@ class Loop:
         self.folder, self.progress, self.device, self.mined = folder, progress, device, mined
         model.to(device, torch.float64 if settings.precision == "float64" else torch.float32)
         freeze(model, settings.frozen)
-        if settings.caption_weight and getattr(model, "captioner", None) is None:
-            raise ValueError("--caption-weight needs a VSRN with --model-settings captioner=true")
-        if settings.itm_weight and not hasattr(model, "encode_with_matching_loss"):
-            raise ValueError("--itm-weight needs an X-VLM")
         self.optimizer = make_optimizer(model, settings)
         self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.health, self.state = Step(model, settings), HealthMonitor(progress.log), TrainState()
@@ -316,9 +313,8 @@ class Loop:
 
     def _start_epoch(self, epoch: int) -> None:
         self._refresh_mined(epoch)
-        backbone = getattr(self.model, "backbone", None)
-        if backbone is not None and self.settings.unfreeze_epoch:
-            backbone.set_trained(epoch >= self.settings.unfreeze_epoch)
+        if self.settings.unfreeze_epoch and isinstance(self.model, TrainableBackbone):
+            self.model.set_backbone_trained(epoch >= self.settings.unfreeze_epoch)
         self.model.train()
         if process_group.world()[1] > 1:
             refuse_batch_norm(self.model, "training in several processes would not be exact")
@@ -452,7 +448,9 @@ def _named_tensors(batch: Batch, outcome: Outcome) -> list[tuple[str, Tensor | N
     ]
 
 
-def _validate(loop: Loop, epoch: int, prepared: PreparedData, retriever: Any, board: Any) -> None:
+def _validate(
+    loop: Loop, epoch: int, prepared: PreparedData, retriever: Retriever, board: TensorBoardLog | None
+) -> None:
     """Evaluate on validation, save the weights if they are the best so far, write a checkpoint."""
     metrics: dict[str, float] = {}
     value = None

@@ -19,8 +19,10 @@ from tercet.data.hard_negatives import HardNegativeSampler, open_mined
 from tercet.data.paired_dataset import PairedData
 from tercet.data.samplers import BatchIndices, image_batches, pair_batches
 from tercet.inference import Retriever, load
+from tercet.interfaces import RetrievalModel
 from tercet.objectives import RowObjective
-from tercet.similarity import pair_scorer
+from tercet.plugins import check_trusted, is_file_name
+from tercet.similarity import split_scorer
 from tercet.training.eval_loop import Encoded, encode_split
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.run_identity import resolve, run_id_of
@@ -63,7 +65,7 @@ class LoadedRun:
         return self.folder.resolve().name
 
     @property
-    def model(self) -> Any:
+    def model(self) -> RetrievalModel:
         return self.retriever.model
 
     @cached_property
@@ -144,7 +146,7 @@ class LoadedRun:
         rows, columns = positives.nonzero(as_tuple=True)
         images, captions = indices.images[rows], indices.captions[columns]
         drawn = self._mined_sampler.draw(images, captions, torch.Generator().manual_seed(indices.seed))
-        similarity_of = pair_scorer(self.model, *self.encoded_train).of_pairs
+        similarity_of = split_scorer(self.model, *self.encoded_train).of_pairs
         pairs = [
             (images, drawn.captions[:, 0]),
             (drawn.images[:, 0], captions),
@@ -176,6 +178,11 @@ def open_run_folder(
         raise ValueError(f"{folder}: not a run folder; expected a folder with {runs.SETTINGS}")
     if not runs.is_finished(folder):
         raise ValueError(f"{folder}: the run is not finished; resume it with `tercet train` and its settings first")
+    saved = runs.read_settings(folder)
+    sources = {"model": "model_source", "objective": "objective_source", "warmup_objective": "warmup_source"}
+    for name, source in sources.items():
+        if is_file_name(str(saved.get(name))):
+            check_trusted(saved[name], saved.get(source), folder.name)  # before anything imports it
     settings = train_settings(read_config(folder / runs.SETTINGS))
     if data is not None:
         settings = replace(settings, data=data, images=images)
@@ -183,7 +190,7 @@ def open_run_folder(
         settings = replace(settings, mined=str(mined))
     retriever = load(folder)
     trained_objective, _, identity = resolve(settings)
-    _check_sources(folder, settings, runs.read_settings(folder), identity)
+    _check_sources(folder, settings, saved, identity)
     try:
         prepared = prepare_data(settings)
     except OSError as error:
@@ -205,7 +212,7 @@ def _needs_mined(objective: RowObjective) -> ValueError:
     return ValueError(f"{objective.name} needs mined negatives: give a mined table of the training split with --mined")
 
 
-def _on_unscaled(model: Any, objective: RowObjective, settings: dict[str, Any]) -> RowObjective:
+def _on_unscaled(model: RetrievalModel, objective: RowObjective, settings: dict[str, Any]) -> RowObjective:
     """scale * S with temperature 1 equals S with temperature 1 / scale."""
     scale, bias = scale_and_bias(model, objective, settings)
     if scale is None:

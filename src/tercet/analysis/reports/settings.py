@@ -61,6 +61,9 @@ class AnalyseSettings:
     out: Path = Path("analysis")
     """Output folder for pages, figures and numbers."""
 
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""
+
     def check(self) -> None:
         """Raise `ValueError` for values out of range. Not in `__post_init__`: tyro would print it as a box of lines."""
         for name, value, is_allowed, allowed in (
@@ -88,3 +91,5 @@ class DoctorSettings:
     """Folder of image files, if it is not found next to the data."""
     out: Path | None = None
     """Output folder. Default: analysis/<run name>."""
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""

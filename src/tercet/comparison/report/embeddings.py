@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from tercet.comparison.plan import PreparedDatasets
 from tercet.comparison.results import Results
 from tercet.data.paired_dataset import PairedData
 from tercet.inference import load
+from tercet.interfaces import RetrievalModel
 from tercet.training.eval_loop import Encoded, encode_split
 
 IMAGES_PER_BLOCK = 256
@@ -23,7 +23,7 @@ class EmbeddedSplit:
     """The evaluated split, embedded by one trained model."""
 
     name: str
-    model: Any
+    model: RetrievalModel
     images: Encoded
     captions: Encoded
     owners: Int[Tensor, " caption"]

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 from tercet.data.text.tokenized import pretrained_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class PretrainedImages:
@@ -91,7 +94,7 @@ def _image_processor(name: str) -> Any:
         raise ValueError(f"{name}: cannot load its image preprocessing configuration: {error}") from error
 
 
-def _revision(model: Any, name: str) -> str:
+def _revision(model: "PreTrainedModel", name: str) -> str:
     """The hub's commit, or a checksum of the weights for local files."""
     commit = getattr(model.config, "_commit_hash", None)
     if commit:
@@ -110,7 +113,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:
     return f"{type(tokenizer).__name__} {hashlib.sha256(rules.encode()).hexdigest()[:16]}"
 
 
-def _max_length(model: Any, tokenizer: Any) -> int:
+def _max_length(model: "PreTrainedModel", tokenizer: Any) -> int:
     config = getattr(model.config, "text_config", model.config)
     positions = getattr(config, "max_position_embeddings", 512)
     return min(int(tokenizer.model_max_length), int(positions))

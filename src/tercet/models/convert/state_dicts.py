@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tercet.interfaces import RetrievalModel, TorchModule
 from tercet.models.convert.safe_load import read_checkpoint
 from tercet.models.convert.xvlm import RENAMES as _XVLM
 from tercet.models.convert.xvlm import bert_config, convert_states, infer_settings
 from tercet.models.registry import build
 
 States = list[dict[str, Tensor]]
+EXTRA_WORDS = {"vse-infinity": ("<mask>",)}  # system -> words that the original program adds to its vocabulary
 # Pattern of an authors' key -> our key; None for keys that are not needed.
 Renames = list[tuple[str, str | None]]
 
@@ -211,7 +213,7 @@ CHECKPOINT_FORMATS = {
 }
 
 
-def original_model(system: str, path: str | Path, **settings: Any) -> nn.Module:
+def original_model(system: str, path: str | Path, **settings: Any) -> RetrievalModel:
     """Load a checkpoint of the authors into our model, in evaluation mode. No code in the file is executed.
 
     Settings are inferred from the file; the given ones override them (say, a BERT with another head dimension).
@@ -227,10 +229,11 @@ def original_model(system: str, path: str | Path, **settings: Any) -> nn.Module:
         raise ValueError(f"{path}: not a {system} checkpoint: {reason}") from error
     model = build(system, **(inferred | settings))
     load_states(model, checkpoint_format.convert(checkpoint.states, model), checkpoint_format.renames, str(path))
-    return model.eval()
+    model.eval()
+    return model
 
 
-def load_states(model: nn.Module, states: States, renames: list[Renames], path: str) -> None:
+def load_states(model: TorchModule, states: States, renames: list[Renames], path: str) -> None:
     """Load all tensors, or raise and load none. BatchNorm counters, which very old files lack, start at 0."""
     expected = model.state_dict()
     loaded: dict[str, Tensor] = {}

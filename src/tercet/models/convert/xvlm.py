@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tercet.models.xvlm import XVLM
+
 PATCH_SIZE = 4
 _TABLE = "attn.relative_position_bias_table"
 
@@ -58,7 +60,7 @@ def infer_settings(states: list[dict[str, Tensor]], options: dict[str, Any]) -> 
     }
 
 
-def convert_states(states: list[dict[str, Tensor]], model: Any) -> list[dict[str, Tensor]]:
+def convert_states(states: list[dict[str, Tensor]], model: XVLM) -> list[dict[str, Tensor]]:
     """Their tensors in the layout of our modules: query, key and value separate, fusion layers counted from 0, and
     relative position tables resized to the model's window size, which may differ from theirs.
     """

@@ -1,10 +1,13 @@
 """Hugging Face models as towers: a vision backbone for pixels, and loading by name, path or configuration."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Backbone(nn.Module):
@@ -16,7 +19,7 @@ class Backbone(nn.Module):
     def __init__(self, config: dict[str, Any] | str, *, trained: bool = False) -> None:
         """`config`: a name or path (loads the weights), or a configuration (random weights)."""
         super().__init__()
-        self.model: Any = hugging_face_model(config)
+        self.model: PreTrainedModel = hugging_face_model(config)
         self.set_trained(trained)
 
     def set_trained(self, trained: bool) -> None:
@@ -84,7 +87,7 @@ def backbone_and_dim(
     return model, model.dim
 
 
-def config_of(model: Any) -> dict[str, Any]:
+def config_of(model: "PreTrainedModel") -> dict[str, Any]:
     """The configuration from which the same model can be built, without weights."""
     return model.config.to_diff_dict() | {"model_type": model.config.model_type}
 

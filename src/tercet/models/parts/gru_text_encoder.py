@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tercet.models.cpu_kernels.gru_prefix_tree import tree_last, tree_states
 from tercet.models.cpu_kernels.gru_train import PackedLayout, gru_states
-from tercet.models.parts.masking import check_lengths
+from tercet.models.parts.masking import checked_lengths
 
 
 class WordGRU(nn.Module):
@@ -22,10 +22,10 @@ class WordGRU(nn.Module):
         self.gru = nn.GRU(word_dim, dim, layers, batch_first=True, bidirectional=bidirectional)
 
     def states(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption longest dim"]:
         """States at every word; zeros where padded. Captions need not be sorted by length."""
-        check_lengths(lengths, token_ids, "captions")
+        lengths = checked_lengths(lengths, token_ids, "captions")
         if self._use_cpu_kernels():
             if not torch.is_grad_enabled():
                 return tree_states(self.gru, self.embedding.weight, token_ids, lengths)
@@ -38,10 +38,10 @@ class WordGRU(nn.Module):
         return (states[..., : self.gru.hidden_size] + states[..., self.gru.hidden_size :]) / 2
 
     def last(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption dim"]:
         """State at each caption's last word, the end token."""
-        check_lengths(lengths, token_ids, "captions")
+        lengths = checked_lengths(lengths, token_ids, "captions")
         if self._use_cpu_kernels() and not self.gru.bidirectional:
             if not torch.is_grad_enabled():
                 return tree_last(self.gru, self.embedding.weight, token_ids, lengths)

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 
@@ -42,7 +42,7 @@ def check_lengths(lengths: Int[Tensor, " item"], padded: Tensor, what: str) -> N
 
 
 def checked_lengths(
-    lengths: Int[Tensor, " item"] | None, padded: Float[Tensor, "item element dim"], what: str
+    lengths: Int[Tensor, " item"] | None, padded: Shaped[Tensor, "item element *dim"], what: str
 ) -> Int[Tensor, " item"]:
     """The given lengths, checked; the full width if None (no padding)."""
     lengths = full_lengths(padded) if lengths is None else lengths
@@ -50,7 +50,7 @@ def checked_lengths(
     return lengths
 
 
-def full_lengths(padded: Float[Tensor, "item element dim"]) -> Int[Tensor, " item"]:
+def full_lengths(padded: Shaped[Tensor, "item element *dim"]) -> Int[Tensor, " item"]:
     """Lengths of items without padding."""
     return torch.full((padded.shape[0],), padded.shape[1], device=padded.device)
 

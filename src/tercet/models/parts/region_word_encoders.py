@@ -8,7 +8,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from tercet.models.parts.gru_text_encoder import WordGRU
 from tercet.models.parts.masking import check_regions, checked_lengths, l2_normalize_eps, length_mask
-from tercet.similarity import zero_pad
+from tercet.similarity import normalized_mean, zero_pad
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,14 @@ class RegionWordModel(nn.Module):
         return self.regions(images, lengths)
 
     def encode_captions(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption longest embed_dim"]:
         """Embed every word; zeros where padded."""
         return self.captions(token_ids, lengths)
+
+    def pool(self, encoded: Float[Tensor, "item element embed_dim"]) -> Float[Tensor, "item embed_dim"]:
+        """One vector per set, for the first stage of search: the normalized mean."""
+        return normalized_mean(encoded)
 
 
 class RegionSetEncoder(nn.Module):
@@ -100,7 +104,8 @@ class WordSetEncoder(nn.Module):
         self.words = WordGRU(vocab_size, word_dim, embed_dim, layers, bidirectional=bidirectional)
 
     def forward(
-        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"]
+        self, token_ids: Int[Tensor, "caption word"], lengths: Int[Tensor, " caption"] | None = None
     ) -> Float[Tensor, "caption longest embed_dim"]:
+        lengths = checked_lengths(lengths, token_ids, "captions")
         states = self.words.states(token_ids, lengths)
         return zero_pad(l2_normalize_eps(states) if self.norm else states, length_mask(lengths, states.shape[1]))

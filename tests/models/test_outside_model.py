@@ -1,0 +1,146 @@
+"""A model that Tercet does not know, `--model file.py:Class`: trained, evaluated, mined, analysed, searched."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tercet
+from tercet.cli.main import main
+from tercet.data.formats import open_data
+from tercet.interfaces import LateInteraction, LogitScale, RetrievalModel
+from tercet.models import build
+from tercet.plugins import trust
+from tercet.search.searcher import Searcher
+
+MAXSIM = Path(__file__).parents[2] / "examples" / "maxsim.py"
+SCENES = "scenes:120"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a copy of the model's file, and a run trained with it."""
+    folder = tmp_path_factory.mktemp("outside")
+    shutil.copy(MAXSIM, folder / "maxsim.py")
+    name = f"{folder / 'maxsim.py'}:MaxSim"
+    run = tercet.train(model=name, data=SCENES, objective="nt-xent", epochs=3, runs=folder / "runs")
+    return folder, name, run
+
+
+def test_it_satisfies_the_protocols_and_learns(place):
+    _, name, run = place
+    model = build(name, vocab_size=9)
+    assert isinstance(model, RetrievalModel)
+    assert isinstance(model, LateInteraction)
+    assert not isinstance(model, LogitScale)
+    assert run.metrics["rsum"] > 100  # chance is 77
+    settings = json.loads((run.folder / "settings.json").read_text())
+    assert (settings["batch_size"], settings["image_size"]) == (32, 64)  # from its own spec
+
+
+def test_similarities_of_pairs_are_the_diagonal(place):
+    model = tercet.load(place[2].folder).model
+    images = model.encode_images(torch.randn(5, 3, 64, 64))
+    captions = model.encode_captions(torch.randint(1, 9, (5, 4)), torch.tensor([4, 2, 1, 3, 4]))
+    assert torch.allclose(model.similarity(images, captions).diagonal(), model.similarity_of_pairs(images, captions))
+
+
+def test_it_is_evaluated_mined_and_trained_on_what_was_mined(place, capsys):
+    folder, name, run = place
+    main(["evaluate", str(run.folder), "--data", SCENES, "--out", str(folder / "evaluations")])
+    assert "R@1" in capsys.readouterr().out
+    mined = folder / "mined"
+    main(["mine", str(run.folder), "--data", SCENES, "--out", str(mined), "--top-captions", "9", "--top-images", "9"])
+    second = tercet.train(
+        model=name, data=SCENES, objective="aoq", mined=str(mined), epochs=1, runs=folder / "runs", init_from=run.folder
+    )
+    assert second.metrics["rsum"] > 0
+
+
+def test_it_is_analysed(place, capsys):
+    folder, _, run = place
+    main(["analyse", str(run.folder), "--cocos", "--breakdown", "--out", str(folder / "analysis")])
+    assert "breakdown" in capsys.readouterr().out
+    main(["doctor", str(run.folder), "--out", str(folder / "doctor")])
+    assert (folder / "doctor" / "doctor.html").is_file()
+
+
+def test_it_is_indexed_and_searched(place, capsys):
+    folder, _, run = place
+    index = folder / "index"
+    main(["index", str(run.folder), "--images", SCENES, "--out", str(index)])
+    text = open_data(SCENES).split("test").texts[0]
+    main(["search", str(index), text, "--json"])
+    printed = capsys.readouterr().out
+    assert len(json.loads(printed[printed.index("[") :] if "[" in printed else printed)) > 0
+    searcher = Searcher.open(index)
+    hits = searcher.search_text(text, k=5)
+    images = tercet.load(run.folder)
+    words = images.embed_texts([text])
+    regions = torch.from_numpy(searcher.index.regions[[hit.number for hit in hits]].copy())
+    expected = images.model.similarity(regions, words)[:, 0]
+    assert torch.allclose(torch.tensor([hit.similarity for hit in hits]), expected, atol=1e-5)
+    assert expected.tolist() == sorted(expected.tolist(), reverse=True)
+
+
+def fresh_process(folder, *arguments):
+    code = "from tercet.cli.main import main; import sys; main(sys.argv[1:])"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+
+
+def test_its_code_is_not_run_without_consent(place):
+    folder, _, run = place
+    command = ("evaluate", run.folder, "--data", SCENES, "--out", folder / "trusted")
+    refused = fresh_process(folder, *command)
+    assert refused.returncode == 2
+    assert "--trust" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert fresh_process(folder, *command, "--trust", folder / "maxsim.py").returncode == 0
+
+
+def test_an_edited_file_is_refused(place, tmp_path):
+    run = place[2]
+    copy = tmp_path / "run"
+    shutil.copytree(run.folder, copy)
+    config = json.loads((copy / "config.json").read_text())
+    edited = tmp_path / "maxsim.py"
+    edited.write_text(MAXSIM.read_text() + "\n")
+    (copy / "config.json").write_text(json.dumps(config | {"system": f"{edited}:MaxSim"}))
+    trust([edited])
+    with pytest.raises(ValueError, match="was edited"):
+        tercet.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("Model = 3", "not a model class"),
+        ("class Model: pass", "SystemSpec"),
+        ("raise KeyError('oops')", "line 1: KeyError"),
+        ("x = 1", "defines no 'Model'"),
+    ],
+)
+def test_a_file_without_a_model_is_refused_in_one_line(tmp_path, code, message):
+    file = tmp_path / "broken_model.py"
+    file.write_text(code)
+    with pytest.raises(ValueError, match=message) as caught:
+        tercet.train(model=f"{file}:Model", data=SCENES, runs=tmp_path / "runs")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_class_that_lacks_a_method_is_told_which(tmp_path):
+    file = tmp_path / "half.py"
+    file.write_text(MAXSIM.read_text().replace("def similarity(", "def similarities("))
+    with pytest.raises(ValueError, match="it has no similarity"):
+        build(f"{file}:MaxSim", vocab_size=9)
