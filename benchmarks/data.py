@@ -159,11 +159,16 @@ def waiting_section():
         model = build("heads", image_dim=data.images.shape[-1], caption_dim=data.captions.shape[-1])
         hinge = objective("triplet-sh")
         with tempfile.TemporaryDirectory() as folder:
-            loop = Loop(model, data, (hinge, hinge), settings, Path(folder), RunProgress(), torch.device("cpu"))
+            loop = Loop(
+                model, (data, None, None), (hinge, hinge), settings, Path(folder), RunProgress(), torch.device("cpu")
+            )
             loop.restore()
             start = time.perf_counter()
-            for _ in loop.epochs():
+            model.train()
+            for epoch in range(settings.epochs):
                 loop.state.position = 0
+                for batches in loop.batches(epoch):
+                    loop.train_step(hinge, batches)
             loop_seconds = time.perf_counter() - start
         start = time.perf_counter()
         for epoch in range(settings.epochs):

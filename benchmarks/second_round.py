@@ -42,6 +42,7 @@ from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.mining.mine import MiningConfig, mine
 from tercet.models import build
+from tercet.objectives.aoq import AOQ
 from tercet.training.aoq_step import MinedMembers
 from tercet.training.mine_run import cached_scorer
 from tercet.training.progress import RunProgress
@@ -140,10 +141,19 @@ def loop_of(
         model.load_state_dict(start[0])
     loss = tercet.objective(objective)
     settings = {"model": system, "epochs": 10**6, "batch_size": BATCH, "objective": objective}
-    settings |= {"learning_rate": learning_rate} | ({"mined": "any"} if loss.takes_mined else {})
-    mined = (random_lists(data) if start is None else start[1]) if loss.takes_mined else None
+    settings |= {"learning_rate": learning_rate} | ({"mined": "any"} if isinstance(loss, AOQ) else {})
+    mined = (random_lists(data) if start is None else start[1]) if isinstance(loss, AOQ) else None
     folder.mkdir()
-    loop = Loop(model, data, (loss, loss), train_settings(settings), folder, RunProgress(), torch.device("cpu"), mined)
+    loop = Loop(
+        model,
+        (data, None, None),
+        (loss, loss),
+        train_settings(settings),
+        folder,
+        RunProgress(),
+        torch.device("cpu"),
+        mined,
+    )
     loop.restore()
     model.train()
     return loop
@@ -153,7 +163,8 @@ def endless_steps(loop: Loop):
     epoch = 0
     while True:
         loop.state.position = 0
-        yield from loop._steps(epoch)
+        for batches in loop.batches(epoch):
+            yield loop.train_step(loop.objectives[1], batches)
         epoch += 1
 
 
@@ -167,7 +178,7 @@ class EvaluatedBatch(NamedTuple):
 
 
 def evaluate_batch(loop: Loop, index: int = 0) -> EvaluatedBatch:
-    index_batches = loop._pass(0)
+    index_batches = loop.sampler.pass_over(0)
     batch = loop.collator.make(index_batches[index % len(index_batches)])
     with torch.no_grad():
         encoded = [items.requires_grad_() for items in encode(loop, batch)]

@@ -124,7 +124,7 @@ def ours(system, data, model, folder, cocos_seconds):
     settings = train_settings({"model": system, "epochs": 10**6, "batch_size": BATCH, "objective": "triplet-sh"})
     objective = tercet.objective("triplet-sh")
     folder.mkdir()
-    loop = Loop(model, data, (objective, objective), settings, folder, RunProgress(), torch.device("cpu"))
+    loop = Loop(model, (data, None, None), (objective, objective), settings, folder, RunProgress(), torch.device("cpu"))
     loop.restore()
     model.train()
     log_cocos = loop._log_cocos
@@ -132,7 +132,8 @@ def ours(system, data, model, folder, cocos_seconds):
     epoch = 0
     while True:
         loop.state.position = 0
-        yield from loop._steps(epoch)
+        for batches in loop.batches(epoch):
+            yield loop.train_step(objective, batches)
         epoch += 1
 
 

@@ -154,7 +154,7 @@ class Retriever(nn.Module):
         """Write the model to a new folder, atomically."""
         with atomic_directory(Path(folder)) as unfinished:
             self.write_description(unfinished)
-            (unfinished / WEIGHTS).write_bytes(self.weights())
+            (unfinished / WEIGHTS).write_bytes(weights_of(self.model))
 
     def write_description(self, folder: Path) -> None:
         """Write everything but the weights."""
@@ -175,11 +175,12 @@ class Retriever(nn.Module):
         }
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
-    def weights(self) -> bytes:
-        """Return the weights in safetensors format."""
-        from safetensors.torch import save
 
-        return save({name: tensor.contiguous() for name, tensor in self.model.state_dict().items()})
+def weights_of(model: TorchModule) -> bytes:
+    """Return the weights in safetensors format."""
+    from safetensors.torch import save
+
+    return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
 
 
 def checksum_of_weights(folder: Path) -> str:

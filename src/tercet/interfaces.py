@@ -206,6 +206,9 @@ class Objective(Protocol):
     @property
     def has_value(self) -> bool: ...
 
+    @property
+    def reduction(self) -> Literal["sum", "mean"]: ...
+
     def on_similarity(
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]: ...

@@ -1,7 +1,7 @@
 """Code from outside: objects in a user's file, `path/to/mine.py:name`, and entry points of installed packages.
 
 A file is imported once per process. A file that only a run folder or a saved model names is imported only if it was
-trusted: otherwise opening what somebody else sent would run their code.
+trusted: opening a folder from elsewhere must not run code.
 """
 
 import hashlib

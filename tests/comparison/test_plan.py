@@ -24,7 +24,7 @@ def loop_of(plan, prepared, tmp_path):
     main, _, _ = resolve(plan.settings)
     return Loop(
         prepared.model(plan.settings),
-        prepared.train,
+        (prepared.train, None, None),
         (main, main),
         plan.settings,
         tmp_path,
@@ -51,8 +51,8 @@ def test_other_batch_sizes_take_the_same_number_of_steps(tmp_path):
 def test_an_epoch_of_steps_continues_after_the_last_batch_of_the_previous_one(tmp_path):
     plans, prepared_datasets = make_plans(tmp_path, objectives=("nt-xent:batch_size=100,epoch_steps=4",), epochs=4)
     loop = loop_of(next(iter(plans.values())), prepared_datasets["heads"], tmp_path)
-    batches = [indices for epoch in range(4) for indices in loop._index_batches(epoch)]
-    passes = [indices for number in range(2) for indices in loop._pass(number)]
+    batches = [indices for epoch in range(4) for indices in loop.sampler.epoch(epoch)]
+    passes = [indices for number in range(2) for indices in loop.sampler.pass_over(number)]
     assert len(batches) == 16
     assert [batch.captions.tolist() for batch in batches[:15]] == [batch.captions.tolist() for batch in passes[:15]]
     assert sorted(caption for batch in batches[:15] for caption in batch.captions.tolist()) == list(range(1500))

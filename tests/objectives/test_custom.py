@@ -1,5 +1,6 @@
 """User-defined objectives in each of the three forms have all methods of the registered ones."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import tercet
+from tercet.objectives.base import RowObjective
 from tests.objectives.batches import CASES
 
 CASE = CASES["house 3 x 15"]
@@ -170,3 +172,65 @@ def test_a_file_may_use_dataclasses_and_modules_of_its_folder_and_errors_name_th
         bad.write_text(content)
         with pytest.raises(ValueError, match=message):
             tercet.objective(f"{bad}:pull")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Squared(RowObjective):
+    """Written as CONTRIBUTING says: one `row_gradient`, one `row_value`, nothing about streaming."""
+
+    name = "squared"
+
+    def row_gradient(self, rows):
+        return torch.where(rows.positives, 2 * (rows.similarity - 1), 2 * rows.similarity) * rows.positives.any(
+            dim=1, keepdim=True
+        )
+
+    def row_value(self, rows):
+        target = rows.positives.to(rows.similarity.dtype)
+        return (rows.similarity - target).square().sum(dim=1)
+
+
+@pytest.mark.parametrize("size", [3, 64, 200, 1100])
+def test_a_class_with_one_row_gradient_works_at_any_size(size):
+    x, y = torch.randn(2, size, 6, dtype=torch.float64).unbind()
+    x.requires_grad_()
+    objective = tercet.objective(Squared)
+    objective(x, y).backward()
+    expected = objective.pair_gradient(x.detach() @ y.T) @ y
+    torch.testing.assert_close(x.grad, expected)
+    with pytest.raises(ValueError, match="squared needs the dense similarity"):
+        objective(x, y, streamed=True)
+
+
+def test_such_a_class_comes_from_a_file_with_its_settings(tmp_path):
+    file = tmp_path / "scaled.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from tercet.objectives.base import RowObjective\n"
+        "@dataclass(frozen=True, kw_only=True, repr=False)\n"
+        "class Scaled(RowObjective):\n"
+        "    name = 'scaled'\n"
+        "    has_value = False\n"
+        "    factor: float = 2.0\n"
+        "    def row_gradient(self, rows):\n"
+        "        return self.factor * (rows.negatives.double() - rows.positives.double())\n"
+    )
+    objective = tercet.objective(f"{file}:Scaled", factor=3.0)
+    assert objective.settings == {"reduction": "sum", "factor": 3.0}
+    assert objective.pair_gradient(torch.zeros(2, 2, dtype=torch.float64)).tolist() == [[-6, 6], [6, -6]]
+    with pytest.raises(ValueError, match=r"scaled has no setting 'fctor'.*did you mean factor"):
+        tercet.objective(f"{file}:Scaled", fctor=3.0)
+
+
+def test_a_file_is_imported_once_per_process(tmp_path):
+    file = tmp_path / "counted.py"
+    file.write_text(
+        "from pathlib import Path\nlog = Path(__file__).with_suffix('.log')\n"
+        "log.write_text(log.read_text() + 'x' if log.exists() else 'x')\n"
+        "def f(S, positives): return 1.0 * ~positives - 1.0 * positives\n"
+    )
+    for _ in range(3):
+        tercet.objective(f"{file}:f")
+    assert (tmp_path / "counted.log").read_text() == "x"
+    file.write_text(file.read_text().replace("1.0 * ~", "2.0 * ~"))  # an edited file is another objective
+    assert tercet.objective(f"{file}:f").pair_gradient(torch.zeros(2, 2))[0, 1] == 4

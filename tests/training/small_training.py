@@ -25,13 +25,11 @@ def small_loop(folder, model, data, **given):
     settings = small_settings(**given)
     objective = tercet.objective(settings.objective, **settings.objective_settings)
     warmup = objective if settings.warmup_objective is None else tercet.objective(settings.warmup_objective)
-    loop = Loop(model, data, (warmup, objective), settings, folder, RunProgress(), torch.device("cpu"))
+    loop = Loop(model, (data, None, None), (warmup, objective), settings, folder, RunProgress(), torch.device("cpu"))
     loop.restore()
     return loop
 
 
 def run_through(loop):
-    for epoch in loop.epochs():
-        loop.epoch_done(epoch, {}, None)
-        loop.save()
+    loop.run()
     return loop.model

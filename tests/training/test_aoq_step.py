@@ -426,7 +426,7 @@ def test_mining_again_keeps_the_filters_and_no_more_tables_than_needed(tmp_path,
         MineSettings(run, SMALL["data"], table, top_captions=40, top_images=8, filter_known=True, filter_skip_top=1)
     )
     recorded = []
-    from tercet.training import train as module
+    from tercet.training import mine_run as module
 
     def recording_remine(model, data, folder, like, weights, before):
         table = remine(model, data, folder, like, weights, before)

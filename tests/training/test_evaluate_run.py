@@ -47,7 +47,7 @@ def test_an_ensemble_is_the_mean_of_similarities(tmp_path, runs):
     total = 0
     for run in runs:
         model = load(run.folder)
-        images, captions = encode_split(model, preprocess_split(model, "scenes", split))
+        images, captions = encode_split(model.model, preprocess_split(model, "scenes", split))
         total = total + images @ captions.T
     positives = torch.arange(len(split.image_names))[:, None] == torch.from_numpy(split.owners)
     expected = tercet.evaluate(total / 2, positives)

@@ -8,7 +8,7 @@ import pytest
 
 import tercet
 from tercet.data.hard_negatives import open_mined
-from tercet.training import train as module
+from tercet.training import mine_run as module
 from tercet.training.mine_run import mine_table, remine
 from tercet.training.run_identity import resolve
 from tercet.training.settings import MineSettings, train_settings

@@ -11,7 +11,7 @@ import tyro
 
 from tercet.models.registry import SYSTEMS
 from tercet.recipes.registry import DEFAULTS, RECIPES
-from tercet.training.optim import ramp, schedule
+from tercet.training.optim import lr_factor
 from tercet.training.settings import (
     EXECUTION_SETTINGS,
     SETTING_NAMES,
@@ -113,15 +113,14 @@ def test_execution_settings_are_not_part_of_the_identity(tmp_path):
 
 
 def test_schedules():
-    cosine = schedule(train_settings({"epochs": 3, "warmup_epochs": 1}), 4)
+    cosine = lr_factor(train_settings({"epochs": 3, "warmup_epochs": 1}), 4)
     assert [cosine(step) for step in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert cosine(8) == pytest.approx(0.5)
     assert cosine(12) == pytest.approx(0.0)
-    steps = schedule(train_settings({"schedule": "steps", "decay_epochs": (1, 2), "warmup_epochs": 0}), 4)
+    steps = lr_factor(train_settings({"schedule": "steps", "decay_epochs": (1, 2), "warmup_epochs": 0}), 4)
     assert [steps(step) for step in (0, 3, 4, 7, 8)] == pytest.approx([1, 1, 0.1, 0.1, 0.01])
-    constant = schedule(train_settings({"schedule": "constant", "warmup_epochs": 0.5}), 4)
+    constant = lr_factor(train_settings({"schedule": "constant", "warmup_epochs": 0.5}), 4)
     assert [constant(step) for step in range(3)] == [0.5, 1.0, 1.0]
-    assert [ramp(train_settings({"ramp_epoch": 1}), epoch, 2, 8) for epoch in (0, 1, 2)] == [1.0, 0.25, 1.0]
 
 
 def test_every_setting_is_documented():

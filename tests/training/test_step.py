@@ -152,16 +152,15 @@ def test_accumulated_gradients_are_the_mean_of_the_batches(tmp_path):
     data = small_data()
     loop = small_loop(tmp_path, heads(data), data, grad_accum_steps=2, grad_clip=None, objective="nt-xent", epochs=1)
     assert loop.steps_per_epoch == 3
-    first_two = [
-        to_device(batch, loop.device, loop.settings) for batch in loop.collator.run(loop._index_batches(0)[:2])
-    ]
+    first_two = [to_device(batch, loop.device, "float32") for batch in loop.collator.run(loop.sampler.epoch(0)[:2])]
     expected = []
     for batch in first_two:
         loop.model.zero_grad()
         loop.step(loop.objectives[1], batch, seed=0)
         expected.append(gradients(loop.model))
-    loop.optimizer.step = lambda: None
-    next(loop._steps(0))
+    for group in loop.optimizer.param_groups:
+        group["lr"] = 0.0  # the gradient of the step stays that of these weights
+    loop.train_step(loop.objectives[1], next(loop.batches(0)))
     for name, gradient in gradients(loop.model).items():
         torch.testing.assert_close(gradient, (expected[0][name] + expected[1][name]) / 2)
 
@@ -203,6 +202,16 @@ def test_variants_of_the_step_learn(tmp_path, given):
     assert all(not torch.equal(before[name], weight) for name, weight in model.state_dict().items())
 
 
+def test_the_gradient_rises_from_zero_in_the_ramp_epoch(tmp_path, monkeypatch):
+    data = small_data()
+    loop = small_loop(tmp_path, heads(data), data, ramp_epoch=1, epochs=3)
+    factors, step = [], loop.step
+    monkeypatch.setattr(loop, "step", lambda *given: factors.append(given[-1]) or step(*given))
+    run_through(loop)
+    count = loop.steps_per_epoch
+    assert factors == [1.0] * count + [n / count for n in range(count)] + [1.0] * count
+
+
 def test_the_warmup_objective_trains_the_first_epochs(tmp_path, monkeypatch):
     data = small_data()
     loop = small_loop(tmp_path, heads(data), data, warmup_objective="triplet", epochs=2)
@@ -218,13 +227,13 @@ def test_diagonal_positives_as_in_the_published_code(tmp_path):
     own, diagonal = (
         small_loop(new_folder(tmp_path / name), heads(data), data, positives=name) for name in ("ids", "diagonal")
     )
-    batches = [next(loop.collator.run(loop._index_batches(0))) for loop in (own, diagonal)]
+    batches = [next(loop.collator.run(loop.sampler.epoch(0))) for loop in (own, diagonal)]
     assert loop_positives(own, batches[0]) > 50
     assert loop_positives(diagonal, batches[1]) == 50
 
 
 def loop_positives(loop, batch):
-    return int(to_device(batch, loop.device, loop.settings).positives().sum())
+    return int(to_device(batch, loop.device, "float32").positives().sum())
 
 
 def new_folder(folder):

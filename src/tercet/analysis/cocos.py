@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from tercet.interfaces import Objective
 from tercet.legacy.cocos_released import released_counts
-from tercet.objectives.aoq import AOQ
-from tercet.objectives.base import RowObjective
+from tercet.objectives.aoq import BoundAOQ
 from tercet.objectives.hardest_triplet import HardestTriplet
 from tercet.objectives.inputs import Rows, as_rows, hardest_negative
 from tercet.objectives.nt_xent import NTXent
@@ -27,17 +27,16 @@ Counts = dict[str, float]
 
 @torch.no_grad()
 def cocos(
-    objective: RowObjective,
+    objective: Objective,
     similarity: Similarity,
     positives: PairMask | None = None,
     *,
     epsilon: float = 0.01,
     ignored: PairMask | None = None,
     matching: PairMask | None = None,
-    mined: Float[Tensor, "pair 4"] | None = None,
     as_published: bool = False,
 ) -> dict[str, Any]:
-    """{'i2t': counts, 't2i': counts}; with `mined` also 'mined_active', one count per column of `mined`.
+    """{'i2t': counts, 't2i': counts}; of `aoq.bind(mined)` also 'mined_active', one count per column of `mined`.
 
     Counts of every objective, where g is a row of the pair gradient restricted to negatives:
 
@@ -68,8 +67,7 @@ def cocos(
     rows = as_rows(similarity, positives, ignored)
     if as_published:
         return released_counts(objective, rows, epsilon)
-    mined = None if mined is None else mined.double()
-    i2t, t2i = objective.pair_gradients(similarity, positives, ignored, mined=mined)
+    i2t, t2i = objective.pair_gradients(similarity, positives, ignored)
     directions = {
         "i2t": (rows, i2t, matching),
         "t2i": (rows.transposed(), t2i.T, None if matching is None else matching.T),
@@ -80,12 +78,12 @@ def cocos(
         | ({} if known is None else matching_counts(anchored, gradient, known))
         for direction, (anchored, gradient, known) in directions.items()
     }
-    if mined is not None and isinstance(objective, AOQ):
-        counts["mined_active"] = objective.mined_active(similarity, positives, ignored, mined=mined)
+    if isinstance(objective, BoundAOQ):
+        counts["mined_active"] = objective.mined_active(similarity, positives, ignored)
     return counts
 
 
-def published_counts(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+def published_counts(objective: Objective, rows: Rows, epsilon: float) -> Counts:
     """The published counts of one direction; empty for an objective that the paper does not count."""
     counter = PUBLISHED_COUNTERS.get(type(objective))
     is_query = rows.positives.any(dim=1)
@@ -127,8 +125,9 @@ def matching_counts(
     }
 
 
-def _triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+def _triplet(objective: Objective, rows: Rows, epsilon: float) -> Counts:
     """Eq. 9 and 10 for triplet."""
+    assert isinstance(objective, Triplet)
     active = objective.row_gradient(rows).clamp(min=0).sum(dim=1).double()  # every active triplet pushes with weight 1
     contributing = active > 0
     return {
@@ -138,7 +137,7 @@ def _triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
     }
 
 
-def _hardest_triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+def _hardest_triplet(objective: Objective, rows: Rows, epsilon: float) -> Counts:
     """Eq. 9 and 10 for triplet-sh."""
     assert isinstance(objective, HardestTriplet)
     hardest = hardest_negative(rows)
@@ -147,7 +146,7 @@ def _hardest_triplet(objective: RowObjective, rows: Rows, epsilon: float) -> Cou
     return {"C_q": float(active.any()), "C_B": float(active.sum()), "C_0": float((~active).sum())}
 
 
-def _nt_xent(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+def _nt_xent(objective: Objective, rows: Rows, epsilon: float) -> Counts:
     """Eq. 11: C^qv, W^- and W^+ of NT-Xent."""
     assert isinstance(objective, NTXent)
     probability = objective.log_softmax(rows).exp()
@@ -159,7 +158,7 @@ def _nt_xent(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
     }
 
 
-def _smooth_ap(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
+def _smooth_ap(objective: Objective, rows: Rows, epsilon: float) -> Counts:
     """Eq. 12 and 13: C^q and C^0 of SmoothAP, with the factor 1 / temperature."""
     assert isinstance(objective, SmoothAP)
     soft = objective.soft_ranks(rows)
@@ -171,7 +170,7 @@ def _smooth_ap(objective: RowObjective, rows: Rows, epsilon: float) -> Counts:
     return {"C_q": _mean(contributing[counted]), "C_0": float((~counted).sum())}
 
 
-PUBLISHED_COUNTERS: dict[type, Callable[[RowObjective, Rows, float], Counts]] = {
+PUBLISHED_COUNTERS: dict[type, Callable[[Objective, Rows, float], Counts]] = {
     Triplet: _triplet,
     HardestTriplet: _hardest_triplet,
     NTXent: _nt_xent,

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from tercet.objectives import distributed
 from tercet.objectives import objective as objective_of
-from tercet.objectives.aoq_inputs import EmbeddedBatch, MinedEmbeddings
+from tercet.objectives.aoq import AOQ, MinedEmbeddings
 from tercet.objectives.inputs import as_rows, positives_from_ids
 from tercet.objectives.streaming.autograd import streamed_scalar
+from tercet.objectives.streaming.tiles import EmbeddedBatch
 
 TIMEOUT = 120  # seconds for two processes
 RANK_0_SIZES = {"images": 3, "captions": 7}  # rows on rank 0 if images and captions are not paired by rows
@@ -95,7 +96,7 @@ def check_objective(subject: Any, *, takes: str | None = None, processes: bool =
     has_ids = takes is None
     if has_ids and not hasattr(subject, "pair_gradient"):
         subject = objective_of(subject)
-    if getattr(subject, "takes_mined", False):
+    if isinstance(subject, AOQ):
         subject = _WithMined(subject)
     name = str(getattr(subject, "name", getattr(subject, "__name__", type(subject).__name__)))
     try:
@@ -130,7 +131,7 @@ class _Batch:
 class _WithMined:
     """An objective with mined negatives, which are the same in every check."""
 
-    def __init__(self, objective: Any) -> None:
+    def __init__(self, objective: AOQ) -> None:
         self.objective, self.name, self.has_value = objective, objective.name, objective.has_value
         self.batch = _Batch()
         generator = torch.Generator().manual_seed(2)
@@ -138,7 +139,7 @@ class _WithMined:
         embeddings = torch.randn(2, pairs, 2, 4, generator=generator, dtype=torch.float64)
         self.negatives = MinedEmbeddings(*torch.nn.functional.normalize(embeddings, dim=3))
         ids = self.batch.image_ids, self.batch.caption_ids
-        self.mined = self.negatives.similarity(EmbeddedBatch(self.batch.images, self.batch.captions, ids, None, None))
+        self.mined = self.negatives.similarity(EmbeddedBatch(self.batch.images, self.batch.captions, ids))
 
     def value(self, S: Tensor, positives: Tensor) -> Tensor:
         value: Tensor = self.objective.value(S, positives, mined=self.mined.to(S.dtype))
@@ -200,7 +201,7 @@ def _check_pair_gradient(subject: Any) -> list[Check]:
     elif getattr(subject, "can_stream", False):
         one_tile = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
         ids = batch.image_ids, batch.caption_ids
-        many_tiles = _delivered(lambda x, y: streamed_scalar(subject, x, y, ids, tile_size=3), batch)
+        many_tiles = _delivered(lambda x, y: streamed_scalar(subject, EmbeddedBatch(x, y, ids), tile_size=3), batch)
         checks += [
             _compare("streamed", one_tile, expected, EXACT, "in one tile"),
             _compare("streamed in tiles", many_tiles, expected, EXACT, "in tiles of 3 x 3"),

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tercet.objectives.aoq import AOQ
 from tercet.objectives.base import RowObjective
 from tercet.objectives.custom import CustomGradient, CustomLoss
 from tercet.objectives.hardest_triplet import TripletObjective, Triplets
@@ -88,19 +89,22 @@ def gradient_at(
     similarity = torch.stack([s_p, s_n], dim=1)
     if isinstance(objective, CustomGradient | CustomLoss):
         # One call per point: a user's function may depend on the other rows.
-        rows = [objective.row_gradient(_queries(row[None])) for row in similarity]
+        by_point = [objective.row_gradient(_queries(row[None])) for row in similarity]
         share = 0.5 if isinstance(objective, CustomLoss) else 1.0  # each direction is half of a loss
-        gradient = torch.cat(rows) * share
+        gradient = torch.cat(by_point) * share
     else:
-        negatives = similarity.new_full((len(similarity), 4), mined) if objective.takes_mined else None
-        gradient = objective.row_gradient(_queries(similarity, negatives))
+        rows = _queries(similarity)
+        if isinstance(objective, AOQ):
+            gradient = objective.anchor_gradients(rows, similarity.new_full((len(similarity), 4), mined))
+        else:
+            gradient = objective.row_gradient(rows)
     return gradient[:, 0], gradient[:, 1]
 
 
-def _queries(similarity: Float[Tensor, "query 2"], mined: Float[Tensor, "query 4"] | None = None) -> Rows:
+def _queries(similarity: Float[Tensor, "query 2"]) -> Rows:
     positives = torch.zeros_like(similarity, dtype=torch.bool)
     positives[:, 0] = True
-    return as_rows(similarity, positives, None, mined)
+    return as_rows(similarity, positives, None)
 
 
 def _triplets(objective: TripletObjective, s_p: Tensor, s_n: Tensor, relative: float) -> Triplets:

@@ -8,6 +8,7 @@ from typing import Any
 from tercet.comparison.settings import CompareSettings
 from tercet.names import suggest
 from tercet.objectives import objective
+from tercet.objectives.aoq import AOQ
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.objectives.registry import OBJECTIVES
 from tercet.plugins import is_file_name
@@ -104,7 +105,7 @@ def parse_variant(spec: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
 def _add_mined_table(name: str, train: dict[str, Any], settings: CompareSettings) -> dict[str, Any]:
     """Add --mined and the settings that need it, for objectives that use mined negatives only."""
     mined_settings = {key: value for key, value in settings.train.items() if key in NEEDS_MINED}
-    takes_mined = objective(name).takes_mined
+    takes_mined = isinstance(objective(name), AOQ)
     if not takes_mined and not (mined_settings | train).get("mined_as_candidates"):
         return train
     if settings.mined is None:

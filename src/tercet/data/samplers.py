@@ -65,6 +65,46 @@ def image_batches(
     return index_batches
 
 
+class EpochSampler:
+    """The batches of every epoch of a training run: passes over the captions, or over the images.
+
+    With `captions_per_image` a pass is over the images. An epoch is one pass or, with `steps`, as many steps as given,
+    through the end of a pass into the next. A step has `batches_per_step` batches (gradient accumulation).
+    """
+
+    def __init__(
+        self,
+        owners: Int[Tensor, " caption"],
+        batch_size: int,
+        captions_per_image: int | None = None,
+        *,
+        seed: int,
+        steps: int | None = None,
+        batches_per_step: int = 1,
+    ) -> None:
+        self.owners, self.batch_size, self.captions_per_image, self.seed = owners, batch_size, captions_per_image, seed
+        self._batches_per_pass = len(self.pass_over(0))
+        self.steps_per_epoch = steps or self._batches_per_pass // batches_per_step
+        self._batches_per_epoch = self.steps_per_epoch * batches_per_step
+        self._continues = steps is not None
+
+    def epoch(self, epoch: int) -> list[BatchIndices]:
+        """The batches of an epoch."""
+        count = self._batches_per_epoch
+        if not self._continues:
+            return self.pass_over(epoch)[:count]
+        first = epoch * count // self._batches_per_pass
+        start = epoch * count - first * self._batches_per_pass
+        passes = range(first, first - (-(start + count) // self._batches_per_pass))
+        return [indices for number in passes for indices in self.pass_over(number)][start : start + count]
+
+    def pass_over(self, number: int) -> list[BatchIndices]:
+        """The batches of one pass."""
+        if self.captions_per_image is None:
+            return pair_batches(self.owners, self.batch_size, seed=self.seed, epoch=number)
+        return image_batches(self.owners, self.batch_size, self.captions_per_image, seed=self.seed, epoch=number)
+
+
 def by_length(lengths: Int[np.ndarray, " item"], batch_size: int) -> list[Int[Tensor, " _"]]:
     """Batches of items of similar length, to reduce padding. For encoding only.
 

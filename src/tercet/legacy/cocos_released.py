@@ -11,7 +11,7 @@ Two of the counters index t2i wrongly:
 import torch
 from torch import Tensor
 
-from tercet.objectives.base import RowObjective
+from tercet.interfaces import Objective
 from tercet.objectives.hardest_triplet import HardestTriplet
 from tercet.objectives.inputs import Rows, logistic
 from tercet.objectives.nt_xent import NTXent
@@ -21,7 +21,7 @@ from tercet.objectives.triplet import Triplet
 Counts = dict[str, float]
 
 
-def released_counts(objective: RowObjective, rows: Rows, epsilon: float) -> dict[str, Counts]:
+def released_counts(objective: Objective, rows: Rows, epsilon: float) -> dict[str, Counts]:
     """{'i2t': counts, 't2i': counts}, with the key names of `tercet.cocos`."""
     if rows.ignored is not None:
         raise ValueError("the released counters do not support ignored pairs: remove ignored or as_published")

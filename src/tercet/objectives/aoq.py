@@ -12,28 +12,32 @@ negatives of each positive pair (i, t), rows in the order of `positives.nonzero(
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tercet.objectives.aoq_inputs import EmbeddedBatch, MinedEmbeddings
-from tercet.objectives.base import TILE_ENTRIES, RowObjective
+from tercet.objectives import distributed
+from tercet.objectives.base import TILE_ENTRIES, RowObjective, weights_of
 from tercet.objectives.inputs import (
+    Reduction,
     Rows,
+    as_rows,
+    at_least_float32,
     hardest_negative,
     hinge,
     require_numbers,
     require_one_of,
     require_positive,
-    swap_directions,
 )
 from tercet.objectives.streaming.accumulators import RunningHardest, both_directions
-from tercet.types import PairMask, Similarity
+from tercet.objectives.streaming.tiles import EmbeddedBatch
+from tercet.types import PairGradient, PairMask, Similarity
 
 Kind = Literal["off-tri", "off-quin", "aoq"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Mined = Float[Tensor, "pair 4"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -55,8 +59,6 @@ class AOQ(RowObjective):
     >>> AOQ("off-tri").mined_gradient(similarity, mined=mined)[0]
     tensor([1., 0., 0., 0.])
     """
-
-    takes_mined = True
 
     kind: Kind = field(kw_only=False)
     margin: float = 0.2
@@ -116,20 +118,49 @@ class AOQ(RowObjective):
         weight = weight.clamp(min=0) if self.clamp_weights else weight
         return weight.detach() if self.detach_weights else weight
 
-    def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
-        assert rows.mined is not None
+    def anchor_values(self, rows: Rows, mined: Mined) -> Float[Tensor, " anchor"]:
+        """The value of each anchor before reduction; column 0 of `mined` shares the anchors of the rows."""
         anchor, candidate = rows.positives.nonzero(as_tuple=True)
         hardest = hardest_negative(rows)
         value = self.pair_value(
-            rows.similarity[anchor, candidate], hardest.similarity[anchor], hardest.exists[anchor], rows.mined
+            rows.similarity[anchor, candidate], hardest.similarity[anchor], hardest.exists[anchor], mined
         )
         return value.new_zeros(len(rows.similarity)).index_add(0, anchor, value)
 
-    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+    def anchor_gradients(self, rows: Rows, mined: Mined) -> Float[Tensor, "anchor candidate"]:
+        """d(sum of anchor values)/dS before reduction."""
         with torch.enable_grad():
             similarity = rows.similarity.detach().requires_grad_()
-            total = self.row_value(rows._replace(similarity=similarity)).sum()
+            total = self.anchor_values(rows._replace(similarity=similarity), mined).sum()
         return torch.autograd.grad(total, similarity)[0]
+
+    def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
+        raise self._needs_mined()
+
+    def __call__(
+        self,
+        images: Float[Tensor, "image dim"],
+        captions: Float[Tensor, "caption dim"],
+        *,
+        owners: Int[Tensor, " caption"] | None = None,
+        image_ids: Int[Tensor, " image"] | None = None,
+        caption_ids: Int[Tensor, " caption"] | None = None,
+        scale: float | Float[Tensor, ""] | None = None,
+        bias: float | Float[Tensor, ""] | None = None,
+        streamed: bool | None = None,
+        mined: tuple[Float[Tensor, "pair 2 dim"], Float[Tensor, "pair 2 dim"]] | None = None,
+    ) -> Float[Tensor, ""]:
+        """As for every objective, with `mined`: embeddings of two mined images and captions of each positive pair."""
+        if mined is None:
+            raise self._needs_mined()
+        batch = EmbeddedBatch.of(images, captions, owners, image_ids, caption_ids, scale, bias)
+        if distributed.in_use():
+            mined = distributed.all_gather_rows(mined[0]), distributed.all_gather_rows(mined[1])
+        similarity = MinedEmbeddings(*mined).similarity(batch)
+        # On a small batch the dense S is cheaper than lists of pairs.
+        if (batch.entries > TILE_ENTRIES if streamed is None else streamed) and batch.entries:
+            return self._streamed(batch, similarity)
+        return self.on_similarity(batch.similarity(), batch.positives(), mined=similarity)
 
     def on_similarity(
         self,
@@ -137,11 +168,79 @@ class AOQ(RowObjective):
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
         *,
-        mined: Float[Tensor, "pair 4"] | None = None,
+        mined: Mined | None = None,
     ) -> Float[Tensor, ""]:
-        value = self.value(similarity, positives, ignored, mined=mined)
-        assert value is not None
-        return value
+        return self.value(similarity, positives, ignored, mined=mined)
+
+    def value(
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Mined | None = None,
+    ) -> Float[Tensor, ""]:
+        rows, mined = self._checked(similarity, positives, ignored, mined)
+        if not rows.similarity.numel():
+            return rows.similarity.sum()
+        columns, of_columns = rows.transposed(), _transposed(mined, rows.positives)
+        i2t = (self.anchor_values(rows, mined) * weights_of(rows, self.reduction)).sum()
+        t2i = (self.anchor_values(columns, of_columns) * weights_of(columns, self.reduction)).sum()
+        return i2t + t2i
+
+    def pair_gradient(
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Mined | None = None,
+    ) -> PairGradient:
+        i2t, t2i = self.pair_gradients(similarity, positives, ignored, mined=mined)
+        return i2t + t2i
+
+    @torch.no_grad()
+    def pair_gradients(
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+        *,
+        mined: Mined | None = None,
+    ) -> tuple[PairGradient, PairGradient]:
+        rows, mined = self._checked(similarity, positives, ignored, mined)
+        if not rows.similarity.numel():
+            return torch.zeros_like(similarity), torch.zeros_like(similarity)
+        columns, of_columns = rows.transposed(), _transposed(mined, rows.positives)
+        i2t = self.anchor_gradients(rows, mined) * weights_of(rows, self.reduction)[:, None]
+        t2i = self.anchor_gradients(columns, of_columns) * weights_of(columns, self.reduction)[:, None]
+        return i2t.to(similarity.dtype), t2i.T.to(similarity.dtype)
+
+    def bind(self, mined: Mined) -> "BoundAOQ":
+        """This objective with these mined similarities: on (S, positives) it can be used like any other."""
+        return BoundAOQ(self, mined)
+
+    def _checked(
+        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None, mined: Mined | None
+    ) -> tuple[Rows, Float[Tensor, "kept 4"]]:
+        """Check the caller's input and return it with images as anchors; mined rows of ignored pairs are dropped."""
+        if mined is None:
+            raise self._needs_mined()
+        rows = as_rows(similarity, positives, None)
+        pairs = int(rows.positives.sum())
+        if not torch.is_tensor(mined) or not mined.is_floating_point() or tuple(mined.shape) != (pairs, 4):
+            got = f"{mined.dtype} {tuple(mined.shape)}" if torch.is_tensor(mined) else type(mined).__name__
+            raise ValueError(
+                f"mined must be a floating-point pair x 4 matrix, {(pairs, 4)} here: one row per positive pair, in the "
+                f"order of positives.nonzero(); got {got}"
+            )
+        mined = at_least_float32(mined)
+        if ignored is None:
+            return rows, mined
+        return as_rows(similarity, positives, ignored), mined[~ignored[rows.positives]]
+
+    def _needs_mined(self) -> ValueError:
+        return ValueError(f"{self.name} needs mined=, mined negatives of its positive pairs: run `tercet mine`")
 
     def mined_gradient(
         self,
@@ -167,22 +266,14 @@ class AOQ(RowObjective):
         mined: Float[Tensor, "pair 4"],
     ) -> list[int]:
         """The number of positive pairs with an active hinge in each of the four columns; 0 for unused columns."""
-        rows = self.rows_of(similarity, positives, ignored, mined)
-        assert rows.mined is not None
-        active = self.mined_margin + rows.mined > rows.similarity[rows.positives][:, None]
+        rows, mined = self._checked(similarity, positives, ignored, mined)
+        active = self.mined_margin + mined > rows.similarity[rows.positives][:, None]
         if self.kind == "off-tri":
             active[:, 2:] = False
         return [int(count) for count in active.sum(dim=0)]
 
-    def _streams(self, entries: int, paired_by_rows: bool) -> bool:
-        """Stream only if S does not fit one tile: on a small batch the dense S is cheaper than lists of pairs."""
-        return entries > TILE_ENTRIES
-
-    def on_embeddings(self, embedded: EmbeddedBatch, negatives: MinedEmbeddings, streamed: bool) -> Float[Tensor, ""]:
-        """The scalar. Streamed, S only serves to find the hardest negatives, without autograd; the rest is per pair."""
-        mined = negatives.similarity(embedded)
-        if not streamed:
-            return self.on_similarity(embedded.similarity(), embedded.positives(), mined=mined)
+    def _streamed(self, embedded: EmbeddedBatch, mined: Mined) -> Float[Tensor, ""]:
+        """The scalar. S only finds the hardest negatives, in tiles and without autograd; the rest is per pair."""
         image, caption = embedded.pairs
         own_images, own_captions = embedded.images.index_select(0, image), embedded.captions.index_select(0, caption)
         s_p = embedded.similarity_of(own_images, own_captions)
@@ -201,3 +292,93 @@ class AOQ(RowObjective):
         exists = torch.stack([i2t.exists[image], t2i.exists[caption]])
         weights = torch.stack([directions[0].weights[image], directions[1].weights[caption]])
         return self.pairs_value(s_p, torch.stack([i2t_s_n, t2i_s_n]), exists, mined, weights)
+
+
+class BoundAOQ(NamedTuple):
+    """An AOQ objective with the mined similarities of a batch: an `Objective` on (S, positives)."""
+
+    objective: AOQ
+    mined: Mined
+
+    @property
+    def name(self) -> str:
+        return self.objective.name
+
+    @property
+    def has_value(self) -> bool:
+        return True
+
+    @property
+    def reduction(self) -> Reduction:
+        return self.objective.reduction
+
+    def on_similarity(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]:
+        return self.value(similarity, positives, ignored)
+
+    def value(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]:
+        return self.objective.value(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
+
+    def pair_gradient(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> PairGradient:
+        return self.objective.pair_gradient(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
+
+    def pair_gradients(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> tuple[PairGradient, PairGradient]:
+        return self.objective.pair_gradients(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
+
+    def monitor(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> Float[Tensor, ""]:
+        return self.objective.monitor(similarity, positives, ignored)
+
+    def mined_active(
+        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+    ) -> list[int]:
+        """The number of positive pairs with an active hinge in each of the four columns."""
+        return self.objective.mined_active(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
+
+
+class MinedEmbeddings(NamedTuple):
+    """Mined images and captions of every positive pair, in the order of `positives.nonzero()`.
+
+    Along the axis of size 2, index 0 is (i-, t-) and index 1 is (i-', t-'). Under torch.distributed each rank gives the
+    rows of the pairs of its own images with the captions of all ranks.
+    """
+
+    images: Float[Tensor, "pair 2 dim"]
+    captions: Float[Tensor, "pair 2 dim"]
+
+    def similarity(self, embedded: EmbeddedBatch) -> Mined:
+        """The pair x 4 similarities that the objectives take as `mined=` (columns: see the top of this file)."""
+        image, caption = embedded.pairs
+        self._check(len(image), embedded.images.shape[1])
+        own_images = embedded.images.index_select(0, image)  # its backward is index_add; that of [image] is slow
+        own_captions = embedded.captions.index_select(0, caption)
+        # unbind: its backward is one stack, whereas that of every slice fills a tensor with zeros.
+        (i, i_other), (t, t_other) = self.images.unbind(dim=1), self.captions.unbind(dim=1)
+        columns = (own_images, t), (i, own_captions), (i, t), (i_other, t_other)
+        return torch.stack([embedded.similarity_of(images, captions) for images, captions in columns], dim=1)
+
+    def _check(self, pairs: int, dim: int) -> None:
+        for name, mined in (("images", self.images), ("captions", self.captions)):
+            if tuple(mined.shape) != (pairs, 2, dim):
+                raise ValueError(
+                    f"mined {name} {tuple(mined.shape)} must be pair x 2 x dim, {(pairs, 2, dim)}: two for "
+                    f"each of the {pairs} positive pairs, in the order of positives.nonzero()"
+                )
+
+
+def _transposed(mined: Mined, positives: PairMask) -> Mined:
+    """The mined similarities with captions as anchors: rows by caption, then by image."""
+    return swap_directions(mined[positives.nonzero()[:, 1].argsort(stable=True)])
+
+
+def swap_directions(mined: Mined) -> Mined:
+    """Swap columns 0 and 1, so that column 0 shares the anchor of the other direction."""
+    return mined.index_select(1, torch.tensor([1, 0, 2, 3], device=mined.device))

@@ -6,34 +6,29 @@ It adds both directions, the reduction, masks and ids, the differentiable scalar
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tercet.objectives import distributed
-from tercet.objectives.aoq_inputs import EmbeddedBatch, MinedEmbeddings
 from tercet.objectives.inputs import (
     Reduction,
     Rows,
     as_rows,
     as_square,
-    check_embeddings,
     hinge_of_hardest,
-    ids_of_pairs,
-    positives_from_ids,
     query_weights,
     require_one_of,
 )
 from tercet.objectives.streaming.autograd import EmbeddingGradient, streamed_scalar, without_autocast
-from tercet.objectives.streaming.tiles import TILE_SIZE, TiledSimilarity
+from tercet.objectives.streaming.tiles import TILE_SIZE, EmbeddedBatch, TiledSimilarity
 from tercet.types import PairGradient, PairMask, Similarity
 
 MONITOR_MARGIN = 0.2
 TILE_ENTRIES = TILE_SIZE**2
-MIN_STREAMED_ENTRIES = 1 << 12  # entries of S; below, a few operations on the dense matrix are faster
+MAX_DENSE_ENTRIES = (1 << 12) - 1  # entries of S; up to here a few operations on the dense matrix are faster
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -43,13 +38,6 @@ class RowObjective(ABC):
     Reduction `"sum"` adds the queries of both directions; `"mean"` is half the mean over image queries plus half the
     mean over caption queries. A query without a positive contributes nothing and is not counted.
     """
-
-    takes_mined: ClassVar[bool] = False
-    """Whether the objective needs mined negatives of every positive pair, `mined=`."""
-    can_stream: ClassVar[bool] = True
-    """Whether `stream` is implemented; otherwise the objective needs the dense similarity."""
-    has_diagonal_form: ClassVar[bool] = False
-    """Whether `diagonal_value` is implemented."""
 
     reduction: Reduction = "sum"
 
@@ -89,54 +77,33 @@ class RowObjective(ABC):
         caption_ids: Int[Tensor, " caption"] | None = None,
         scale: float | Float[Tensor, ""] | None = None,
         bias: float | Float[Tensor, ""] | None = None,
-        mined: tuple[Float[Tensor, "pair 2 dim"], Float[Tensor, "pair 2 dim"]] | None = None,
         streamed: bool | None = None,
     ) -> Float[Tensor, ""]:
         """The scalar of S = scale * images @ captions.T + bias; without ids or owners, row i of both is a pair.
-
-        `mined`: embeddings of the mined images and captions of each positive pair, for objectives that take them.
 
         Large batches are streamed: S is computed in tiles and never held in memory. `streamed` True or False overrides
         the automatic choice; values and gradients are the same. Under torch.distributed every rank must make this call:
         embeddings and ids of all ranks are gathered into one batch.
         """
-        check_embeddings(images, captions, scale, bias)
-        self.check_mined(mined)
-        ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
-        paired_by_rows = owners is None and image_ids is None
-        if distributed.in_use():
-            images, captions, ids = distributed.gather_batch(images, captions, *ids, ids_are_rows=image_ids is None)
-            mined = (
-                None
-                if mined is None
-                else (distributed.all_gather_rows(mined[0]), distributed.all_gather_rows(mined[1]))
-            )
-            paired_by_rows = False
-        entries = len(images) * len(captions)
+        batch = EmbeddedBatch.of(images, captions, owners, image_ids, caption_ids, scale, bias)
+        if self._is_streamed(batch, streamed):
+            return streamed_scalar(self, batch)
+        return self.on_similarity(batch.similarity(), None if batch.paired_by_rows else batch.positives())
+
+    def _is_streamed(self, batch: EmbeddedBatch, streamed: bool | None) -> bool:
+        """Whether S is computed in tiles: as the caller says, or where that is faster or needed for memory."""
         if streamed is None:
-            streamed = self._streams(entries, paired_by_rows)
-        if mined is not None:
-            embedded = EmbeddedBatch(images, captions, ids, scale, bias)
-            return self.on_embeddings(embedded, MinedEmbeddings(*mined), streamed=streamed and entries > 0)
-        if streamed and entries:
-            return streamed_scalar(self, images, captions, ids, scale, bias, paired_by_rows=paired_by_rows)
-        similarity = images @ captions.T
-        if scale is not None:
-            similarity = scale * similarity
-        if bias is not None:
-            similarity = similarity + bias
-        return self.on_similarity(similarity, None if paired_by_rows else positives_from_ids(*ids))
+            dense_up_to = TILE_ENTRIES if batch.paired_by_rows and self.has_diagonal_form else MAX_DENSE_ENTRIES
+            streamed = not torch.compiler.is_compiling() and self.can_stream and batch.entries > dense_up_to
+        return streamed and batch.entries > 0
 
     def on_similarity(
         self,
         similarity: Similarity,
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
-        *,
-        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]:
         """`value` if the objective has one, else `monitor`. In both cases S.grad is upstream x pair gradient."""
-        self.check_mined(mined)
         if positives is None and ignored is None and self.has_diagonal_form and similarity.numel():
             with without_autocast(similarity):
                 return self.diagonal_value(as_square(similarity))
@@ -150,11 +117,9 @@ class RowObjective(ABC):
         similarity: Similarity,
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
-        *,
-        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> PairGradient:
         """dL/dS, sum of both directions: negative entries pull a pair together, positive entries push it apart."""
-        i2t, t2i = self.pair_gradients(similarity, positives, ignored, mined=mined)
+        i2t, t2i = self.pair_gradients(similarity, positives, ignored)
         return i2t + t2i
 
     def pair_gradients(
@@ -162,12 +127,10 @@ class RowObjective(ABC):
         similarity: Similarity,
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
-        *,
-        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> tuple[PairGradient, PairGradient]:
         """The pair gradients of image queries (i2t) and of caption queries (t2i), both image x caption."""
         with torch.no_grad():
-            i2t, t2i = self._directions(self.rows_of(similarity, positives, ignored, mined))
+            i2t, t2i = self._directions(as_rows(similarity, positives, ignored))
         return i2t.to(similarity.dtype), t2i.to(similarity.dtype)
 
     def value(
@@ -175,13 +138,11 @@ class RowObjective(ABC):
         similarity: Similarity,
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
-        *,
-        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""] | None:
         """The loss whose gradient is the pair gradient, differentiable by autograd; None if no such loss exists."""
         if not self.has_value:
             return None
-        return self._total(self.row_value, self.rows_of(similarity, positives, ignored, mined))
+        return self._total(self.row_value, as_rows(similarity, positives, ignored))
 
     def monitor(
         self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
@@ -193,18 +154,19 @@ class RowObjective(ABC):
         """Compute the scalar from tiles of S, and add its reduced gradient of both directions to `into`."""
         raise ValueError(f"{self.name} needs the dense similarity and cannot be streamed")
 
-    def on_embeddings(self, embedded: EmbeddedBatch, negatives: MinedEmbeddings, streamed: bool) -> Float[Tensor, ""]:
-        """The scalar with mined negatives."""
-        raise ValueError(f"{self.name} takes no mined= negatives")
-
     def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
         """The value if the positives are the diagonal: a short formula whose autograd is fastest on a small batch."""
         raise ValueError(f"{self.name} has no formula for positives on the diagonal")
 
-    def _streams(self, entries: int, paired_by_rows: bool) -> bool:
-        """Whether a batch of this size is streamed by default."""
-        threshold = TILE_ENTRIES + 1 if paired_by_rows and self.has_diagonal_form else MIN_STREAMED_ENTRIES
-        return entries >= threshold and self.can_stream and not torch.compiler.is_compiling()
+    @property
+    def can_stream(self) -> bool:
+        """Whether `stream` is implemented; otherwise S is always dense, at any size."""
+        return type(self).stream is not RowObjective.stream
+
+    @property
+    def has_diagonal_form(self) -> bool:
+        """Whether `diagonal_value` is implemented."""
+        return type(self).diagonal_value is not RowObjective.diagonal_value
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -218,36 +180,22 @@ class RowObjective(ABC):
     def _defaults(self) -> dict[str, Any]:
         return {field.name: field.default for field in fields(self) if field.default is not MISSING}
 
-    def rows_of(
-        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None, mined: Tensor | None
-    ) -> Rows:
-        """Check the caller's input and return it with images as anchors."""
-        self.check_mined(mined)
-        return as_rows(similarity, positives, ignored, mined)
-
-    def check_mined(self, mined: Any) -> None:
-        """Raise if mined negatives are missing, or given to an objective that does not use them."""
-        if self.takes_mined and mined is None:
-            raise ValueError(f"{self.name} needs mined=, mined negatives of its positive pairs: run `tercet mine`")
-        if mined is not None and not self.takes_mined:
-            raise ValueError(f"{self.name} takes no mined= negatives; off-tri, off-quin and aoq do")
-
     def _directions(self, rows: Rows) -> tuple[PairGradient, PairGradient]:
         if not rows.similarity.numel():
             return torch.zeros_like(rows.similarity), torch.zeros_like(rows.similarity)
         columns = rows.transposed()
-        i2t = self.row_gradient(rows) * _weights(rows, self.reduction)[:, None]
-        t2i = self.row_gradient(columns) * _weights(columns, self.reduction)[:, None]
+        i2t = self.row_gradient(rows) * weights_of(rows, self.reduction)[:, None]
+        t2i = self.row_gradient(columns) * weights_of(columns, self.reduction)[:, None]
         return i2t, t2i.T
 
     def _both_directions(self, rows: Rows) -> tuple[Float[Tensor, ""], PairGradient]:
         if not rows.similarity.numel():
             return rows.similarity.sum(), torch.zeros_like(rows.similarity)
         scalar, gradient = self.row_scalar_and_gradient(rows)
-        weights = _weights(rows, self.reduction)
+        weights = weights_of(rows, self.reduction)
         columns = rows.transposed()
         column_scalar, column_gradient = self.row_scalar_and_gradient(columns)
-        column_weights = _weights(columns, self.reduction)
+        column_weights = weights_of(columns, self.reduction)
         total = torch.dot(scalar, weights) + torch.dot(column_scalar, column_weights)
         return total, gradient * weights[:, None] + column_gradient.T * column_weights
 
@@ -255,8 +203,8 @@ class RowObjective(ABC):
         if not rows.similarity.numel():
             return rows.similarity.sum()
         columns = rows.transposed()
-        i2t = (row_value(rows) * _weights(rows, self.reduction)).sum()
-        t2i = (row_value(columns) * _weights(columns, self.reduction)).sum()
+        i2t = (row_value(rows) * weights_of(rows, self.reduction)).sum()
+        t2i = (row_value(columns) * weights_of(columns, self.reduction)).sum()
         return i2t + t2i
 
 
@@ -265,7 +213,8 @@ def row_monitor(rows: Rows) -> Float[Tensor, " anchor"]:
     return hinge_of_hardest(rows, MONITOR_MARGIN)
 
 
-def _weights(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
+def weights_of(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
+    """The weight of each anchor in the scalar and in the gradient."""
     return query_weights(rows.positives.any(dim=1), reduction, rows.similarity.dtype)
 
 

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -22,7 +23,6 @@ class CustomGradient(RowObjective):
     """`function(S, positives) -> G` with rows as anchors, before reduction; an `ignored` parameter gets that mask."""
 
     has_value = False
-    can_stream = False
 
     function: Function = field(kw_only=False)
 
@@ -74,8 +74,6 @@ class CustomLoss(RowObjective):
     The loss has its own reduction and may have trainable parameters; `reduction` applies to the monitor only.
     """
 
-    can_stream = False
-
     function: Function = field(kw_only=False)
 
     @property
@@ -87,20 +85,16 @@ class CustomLoss(RowObjective):
         similarity: Similarity,
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
-        *,
-        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]:
-        return self.value(similarity, positives, ignored, mined=mined)
+        return self.value(similarity, positives, ignored)
 
     def value(
         self,
         similarity: Similarity,
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
-        *,
-        mined: Float[Tensor, "pair 4"] | None = None,
     ) -> Float[Tensor, ""]:
-        loss: Tensor = _call(self.function, self.rows_of(similarity, positives, ignored, mined))
+        loss: Tensor = _call(self.function, as_rows(similarity, positives, ignored))
         return loss
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
@@ -117,7 +111,8 @@ class CustomLoss(RowObjective):
 def custom_objective(function: Any, **settings: Any) -> RowObjective:
     """Build an objective from a function or three weight functions.
 
-    A function is called once on a 3 x 3 batch: a gradient returns a matrix, a loss returns a scalar.
+    A function is called once on a 3 x 3 batch, and not again in this process: a gradient returns a matrix, a loss a
+    scalar.
     """
     unknown = sorted(set(settings) - {"reduction"})
     if unknown:
@@ -132,6 +127,21 @@ def custom_objective(function: Any, **settings: Any) -> RowObjective:
         raise ValueError(
             f"an objective is a name, a function (S, positives) or three weight functions, got {function!r}"
         )
+    try:
+        is_gradient = _known.get(function)
+        if is_gradient is None:
+            is_gradient = _known[function] = _returns_gradient(function)
+    except TypeError:  # an object that cannot be hashed or weakly referenced
+        is_gradient = _returns_gradient(function)
+    return CustomGradient(function, **settings) if is_gradient else CustomLoss(function, **settings)
+
+
+_known: WeakKeyDictionary[Function, bool] = WeakKeyDictionary()
+"""Functions that were called: True if they return a gradient, False if they return a loss."""
+
+
+def _returns_gradient(function: Function) -> bool:
+    """Call the function on a small batch. Raises unless it returns a gradient or a loss."""
     with torch.enable_grad():
         sample = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).requires_grad_()
         returned = _call(function, as_rows(sample, None, None))
@@ -143,7 +153,7 @@ def custom_objective(function: Any, **settings: Any) -> RowObjective:
         )
     if returned.ndim == 0 and not returned.requires_grad:
         raise ValueError(f"{_name_of(function)} returned a scalar that does not depend on S through autograd")
-    return CustomGradient(function, **settings) if returned.ndim else CustomLoss(function, **settings)
+    return returned.ndim > 0
 
 
 def _call(function: Function, rows: Rows) -> Any:

@@ -71,58 +71,38 @@ class Rows(NamedTuple):
     positives: Bool[Tensor, "anchor candidate"]
     negatives: Bool[Tensor, "anchor candidate"]
     ignored: Bool[Tensor, "anchor candidate"] | None = None
-    mined: Float[Tensor, "pair 4"] | None = None
-    """Similarities of mined negatives, in the order of `positives.nonzero()`; column 0 shares the anchor."""
 
     def transposed(self) -> "Rows":
         """The other direction."""
-        columns = self.map(lambda matrix: matrix.T.contiguous())
-        if self.mined is None:
-            return columns
-        order = self.positives.nonzero()[:, 1].argsort(stable=True)  # by candidate, then by anchor
-        return columns._replace(mined=swap_directions(self.mined[order]))
+        return self.map(lambda matrix: matrix.T.contiguous())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
         """Apply a function to the similarity and to every mask."""
         ignored = None if self.ignored is None else function(self.ignored)
-        return Rows(function(self.similarity), function(self.positives), function(self.negatives), ignored, self.mined)
+        return Rows(function(self.similarity), function(self.positives), function(self.negatives), ignored)
 
 
-def swap_directions(mined: Float[Tensor, "pair 4"]) -> Float[Tensor, "pair 4"]:
-    """Swap columns 0 and 1, so that column 0 shares the anchor of the other direction."""
-    return mined.index_select(1, torch.tensor([1, 0, 2, 3], device=mined.device))
-
-
-def as_rows(
-    similarity: Tensor,
-    positives: PairMask | None,
-    ignored: PairMask | None,
-    mined: Float[Tensor, "pair 4"] | None = None,
-) -> Rows:
+def as_rows(similarity: Tensor, positives: PairMask | None, ignored: PairMask | None) -> Rows:
     """Check the caller's input and return it with images as anchors.
 
     Half precision is converted to float32, in which exp(60) is finite.
     """
     _check_similarity(similarity)
     positives = _diagonal(similarity) if positives is None else _checked_mask("positives", positives, similarity)
-    if mined is not None:
-        _check_mined(mined, int(positives.sum()))
-        mined = _at_least_float32(mined)
     if ignored is None:
         negatives = ~positives
     else:
         ignored = _checked_mask("ignored", ignored, similarity)
-        mined = None if mined is None else mined[~ignored[positives]]
         positives, negatives = positives & ~ignored, ~(positives | ignored)
         similarity = similarity.masked_fill(ignored, 0.0)  # ignored pairs may be NaN or infinite
-    return Rows(_at_least_float32(similarity), positives, negatives, ignored, mined).map(Tensor.contiguous)
+    return Rows(at_least_float32(similarity), positives, negatives, ignored).map(Tensor.contiguous)
 
 
 def as_square(similarity: Tensor) -> Float[Tensor, "pair pair"]:
     """Check a similarity whose positives are the diagonal."""
     _check_similarity(similarity)
     _check_square(similarity)
-    return _at_least_float32(similarity)
+    return at_least_float32(similarity)
 
 
 def positives_from_ids(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor, " caption"]) -> PairMask:
@@ -241,7 +221,8 @@ def _diagonal(similarity: Similarity) -> PairMask:
     return torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
 
 
-def _at_least_float32(similarity: Similarity) -> Similarity:
+def at_least_float32(similarity: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Half precision as float32, other precisions as they are."""
     return similarity.float() if similarity.dtype in (torch.float16, torch.bfloat16) else similarity
 
 
@@ -252,15 +233,6 @@ def _check_similarity(similarity: Tensor) -> None:
         raise ValueError(
             f"similarity must be a floating-point image x caption matrix, "
             f"got {similarity.dtype} of shape {tuple(similarity.shape)}"
-        )
-
-
-def _check_mined(mined: Tensor, pairs: int) -> None:
-    if not torch.is_tensor(mined) or not mined.is_floating_point() or tuple(mined.shape) != (pairs, 4):
-        got = f"{mined.dtype} {tuple(mined.shape)}" if torch.is_tensor(mined) else type(mined).__name__
-        raise ValueError(
-            f"mined must be a floating-point pair x 4 matrix, {(pairs, 4)} here: one row per positive pair, in the "
-            f"order of positives.nonzero(); got {got}"
         )
 
 

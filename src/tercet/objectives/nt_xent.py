@@ -29,7 +29,6 @@ class NTXent(RowObjective):
     """
 
     name = "nt-xent"
-    has_diagonal_form = True
 
     temperature: float = 0.1
     reduction: Reduction = "mean"

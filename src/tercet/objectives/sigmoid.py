@@ -28,7 +28,6 @@ class Sigmoid(RowObjective):
     """
 
     name = "sigmoid"
-    has_diagonal_form = True
 
     temperature: float = 0.1
     bias: float = -10.0

@@ -31,7 +31,6 @@ class Triplet(RowObjective):
     """
 
     name = "triplet"
-    has_diagonal_form = True
 
     margin: float = 0.2
 

@@ -12,8 +12,10 @@ import torch
 from fastapi import APIRouter, Request
 
 from tercet.analysis.triplet_diagram import MINED_SIMILARITY, RELATIVE_TERM, plane
+from tercet.interfaces import Objective
 from tercet.names import suggest
 from tercet.objectives import RowObjective, objective
+from tercet.objectives.aoq import AOQ
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.objectives.registry import AOQ_OBJECTIVES, OBJECTIVES
 from tercet.search.searcher import Searcher
@@ -198,10 +200,10 @@ class PlaygroundBatch:
 
     def gradient(self, row_objective: RowObjective, mined: float) -> BatchGradient:
         """Return the pair gradient. `mined` is the similarity of all mined members, for objectives that take them."""
-        mined_members = {}
-        if row_objective.takes_mined:
-            mined_members["mined"] = torch.full((int(self.positives.sum()), 4), mined).double()
-        gradient = row_objective.pair_gradient(self.similarity, self.positives, **mined_members)
+        bound: Objective = row_objective
+        if isinstance(row_objective, AOQ):
+            bound = row_objective.bind(torch.full((int(self.positives.sum()), 4), mined).double())
+        gradient = bound.pair_gradient(self.similarity, self.positives)
         return BatchGradient(self.index_name, self.members, _rows(self.similarity), _rows(gradient))
 
 
@@ -222,7 +224,7 @@ def _controls(name: str) -> list[Control]:
             controls.append(Control(setting.name, default))
     if getattr(default_objective, "relative", None) is not None:
         controls.append(Control("relative", RELATIVE_TERM, 0.0, 1.0, 0.01))
-    if default_objective.takes_mined:
+    if isinstance(default_objective, AOQ):
         controls.append(Control("mined", MINED_SIMILARITY, -1.0, 1.0, 0.01))
     return controls
 

@@ -22,7 +22,7 @@ from tercet.types import Batch, MinedItems, PairMask
 
 def check_mined_settings(objective: RowObjective, warmup: RowObjective | None, settings: TrainSettings) -> None:
     """Check before any work that --mined is given if and only if it is used."""
-    users = [each.name for each in (objective, warmup) if each is not None and each.takes_mined]
+    users = [each.name for each in (objective, warmup) if isinstance(each, AOQ)]
     if users and settings.mined is None:
         raise ValueError(f"{users[0]} needs --mined, a folder written by `tercet mine`")
     if settings.mined is None:

@@ -1,5 +1,6 @@
 """`tercet mine`: mine hard negatives with a trained model; and mining again during training (--mine-every)."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,7 @@ from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import Advance, MiningConfig, mine
 from tercet.similarity import SplitScorer, split_scorer
 from tercet.storage import atomic_path, sha256_of
+from tercet.training import process_group
 from tercet.training.eval_loop import encode_split
 from tercet.training.evaluate_run import preprocess_split
 from tercet.training.settings import MineSettings
@@ -63,6 +65,37 @@ def mine_table(settings: MineSettings) -> MinedTable:
             file=sys.stderr,
         )
     return table
+
+
+def table_of_epoch(
+    model: RetrievalModel,
+    data: PairedData,
+    table: MinedTable,
+    epoch: int,
+    every: int,
+    folder: Path,
+    log: Callable[[str], None],
+) -> MinedTable:
+    """Return the table of an epoch from `every` on: mined again every `every` epochs, at the start of the epoch.
+
+    Tables are kept in `folder`: a run resumed within an epoch opens the table of that epoch again.
+    """
+    current = epoch - epoch % every
+    target, previous = (folder / f"mined_{mined_at}" for mined_at in (current, current - every))
+    if process_group.is_main_process() and not target.exists():
+        log(f"mining the training split again before epoch {epoch + 1}")
+        before = table if current == every else open_mined(previous, data)
+        remine(model, data, target, table, f"epoch {current}", before)
+        empty = count_empty_lists(target)
+        if any(empty.values()):
+            log(
+                f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: "
+                "their lists of the previous table are kept"
+            )
+        for old in range(every, current - every, every):  # a resume may still need the previous table
+            shutil.rmtree(folder / f"mined_{old}", ignore_errors=True)
+    process_group.barrier()
+    return open_mined(target, data)
 
 
 def remine(

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tercet.data.dataset import shared_texts
 from tercet.data.paired_dataset import PairedData
 from tercet.interfaces import TorchModule
 from tercet.objectives.base import MONITOR_MARGIN
+from tercet.types import Batch
 
 EQUAL_SPREAD = 1e-4  # standard deviation of similarities below which all of a batch count as equal
 PATIENCE = 5  # consecutive checks before a warning: a single unusual batch is not reported
@@ -76,14 +77,6 @@ class HealthMonitor:
                 "order (tercet data inspect), or try another --learning-rate",
             )
 
-    def check_finite(self, scalar: float, norm: float, locate: Callable[[], str]) -> None:
-        """Raise on NaN or infinity. `locate` names the first tensor that is not finite; it is slow."""
-        if not (abs(scalar) < float("inf") and abs(norm) < float("inf")):
-            raise NotFiniteError(
-                f"NaN or infinity in {locate()}. Training stops; the last checkpoint and the best weights so far are "
-                "kept. Try a lower --learning-rate, a smaller --grad-clip, or --precision float32"
-            )
-
     def _if_lasting(self, name: str, present: bool, message: str) -> None:
         self._consecutive[name] = self._consecutive[name] + 1 if present else 0
         if self._consecutive[name] == PATIENCE:
@@ -95,10 +88,25 @@ class HealthMonitor:
             self._log(message)
 
 
-def first_not_finite(named: Iterable[tuple[str, Tensor | None]], model: TorchModule) -> str:
-    """Name the cause of NaN or infinity: the first such tensor among inputs, embeddings, weights and gradients."""
-    for name, tensor in named:
-        if tensor is not None and not tensor.isfinite().all():
+def not_finite_error(batch: Batch, images: Tensor, captions: Tensor, model: TorchModule) -> NotFiniteError:
+    """The error of a step with NaN or infinity, which names the first such tensor."""
+    return NotFiniteError(
+        f"NaN or infinity in {_first_not_finite(batch, images, captions, model)}. Training stops; the last checkpoint "
+        "and the best weights so far are kept. Try a lower --learning-rate, a smaller --grad-clip, or "
+        "--precision float32"
+    )
+
+
+def _first_not_finite(batch: Batch, images: Tensor, captions: Tensor, model: TorchModule) -> str:
+    """The cause of NaN or infinity: the first such tensor among inputs, embeddings, weights and gradients."""
+    tensors = {
+        "the images of the batch": batch.images,
+        "the captions of the batch": batch.captions,  # token ids are finite
+        "the image embeddings": images,
+        "the caption embeddings": captions,
+    }
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
             return name
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
@@ -125,13 +133,10 @@ class Throughput:
     def start_waiting(self) -> None:
         self._since = time.perf_counter()
 
-    def start_working(self) -> None:
-        now = time.perf_counter()
-        self._waited = SMOOTHING * self._waited + now - self._since
-        self._since = now
-
-    def step_done(self, pairs: int) -> None:
-        self._worked = SMOOTHING * self._worked + time.perf_counter() - self._since
+    def step_done(self, began: float, pairs: int) -> None:
+        """A step is done that began at this time of `perf_counter`, after its data had been waited for."""
+        self._waited = SMOOTHING * self._waited + began - self._since
+        self._worked = SMOOTHING * self._worked + time.perf_counter() - began
         self._pairs = SMOOTHING * self._pairs + pairs
 
     def status(self) -> dict[str, str]:

@@ -61,7 +61,16 @@ def _with_prefix(model: TorchModule, prefix: str) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def schedule(settings: TrainSettings, steps_per_epoch: int) -> Factor:
+def schedule(
+    optimizer: torch.optim.Optimizer, settings: TrainSettings, steps_per_epoch: int, step: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return the learning-rate schedule, set to this step."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lr_factor(settings, steps_per_epoch), last_epoch=step - 1)
+
+
+def lr_factor(settings: TrainSettings, steps_per_epoch: int) -> Factor:
     """Return the factor on the learning rate at each step: linear warmup, then the named schedule."""
     warmup = round(settings.warmup_epochs * steps_per_epoch)
     total = settings.epochs * steps_per_epoch
@@ -73,8 +82,3 @@ def schedule(settings: TrainSettings, steps_per_epoch: int) -> Factor:
     }
     after_warmup = schedules[settings.schedule]
     return lambda step: (step + 1) / warmup if step < warmup else after_warmup(step)
-
-
-def ramp(settings: TrainSettings, epoch: int, position: int, steps_per_epoch: int) -> float:
-    """Return the factor on the gradient: it rises from 0 to 1 in `ramp_epoch` and is 1 in all other epochs."""
-    return position / steps_per_epoch if epoch == settings.ramp_epoch else 1.0

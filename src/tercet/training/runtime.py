@@ -7,23 +7,22 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tercet.training import process_group
-from tercet.training.settings import TrainSettings
 from tercet.types import Batch, MinedItems
 
 Items = TypeVar("Items", Batch, MinedItems)
 
 
-def to_device(batch: Batch, device: torch.device, settings: TrainSettings) -> Batch:
+def to_device(batch: Batch, device: torch.device, precision: str) -> Batch:
     """Return this process's shard of the batch, on its device and in the run's precision."""
-    rank, count = process_group.world()
-    if count > 1:
-        batch = process_group.shard_batch(batch, rank, count)
-    if device.type == "cpu" and settings.precision != "float64":
+    if dist.is_available() and dist.is_initialized():
+        batch = process_group.shard_batch(batch, *process_group.world())
+    if device.type == "cpu" and precision != "float64":
         return batch
-    dtype = torch.float64 if settings.precision == "float64" else torch.float32
+    dtype = torch.float64 if precision == "float64" else torch.float32
     mined = None if batch.mined is None else _moved(batch.mined, device, dtype)
     return replace(_moved(batch, device, dtype), mined=mined)
 

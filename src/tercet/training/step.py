@@ -101,12 +101,12 @@ class Step:
         if self.settings.grad_cache is not None:
             return self._step_cached(objective, batch, seed, factor)
         members: MinedMembers | None = None
-        if objective.takes_mined and self._encodes_together(batch):
+        if isinstance(objective, AOQ) and self._encodes_together(batch):
             images, captions, members = self._encode_together(batch)
             second_loss: Any = 0.0
         else:
             images, captions, second_loss = self._encode_batch(batch)
-            members = self._encode_members(batch) if objective.takes_mined else None
+            members = self._encode_members(batch) if isinstance(objective, AOQ) else None
         scalar = self._scalar(objective, images, captions, batch, members)
         (factor * (self.settings.objective_weight * scalar + second_loss)).backward()
         return Outcome(scalar.item(), images.detach(), captions.detach(), _detached(members))
@@ -144,30 +144,20 @@ class Step:
         self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch, members: MinedMembers | None
     ) -> Float[Tensor, ""]:
         """Return the scalar whose backward is the pair gradient. Dot products may be streamed and all-gathered."""
-        single_process = process_group.world()[1] == 1
         has_pair_masks = batch.ignored is not None or batch.also_positive is not None
-        dense = members is not None and single_process and len(images) * len(captions) <= MAX_DENSE_ENTRIES
-        if self.model.dot_product and not has_pair_masks and dense:
-            assert members is not None
-            assert isinstance(objective, AOQ)
-            return members.scalar(objective, images, captions, batch.positives())
         if self.model.dot_product and not has_pair_masks:
+            if members is not None and isinstance(objective, AOQ) and _fits_dense(images, captions):
+                return members.scalar(objective, images, captions, batch.positives())
             scale, bias = scale_and_bias(self.model, objective, self.settings.objective_settings)
-            return objective(
-                images,
-                captions,
-                image_ids=batch.image_ids,
-                caption_ids=batch.caption_ids,
-                scale=scale,
-                bias=bias,
-                mined=None if members is None else members.pair_rows(),
-            )
-        mined: Tensor | None = None
-        if single_process:
+            given: dict[str, Any] = {"image_ids": batch.image_ids, "caption_ids": batch.caption_ids}
+            given |= {"scale": scale, "bias": bias} | ({} if members is None else {"mined": members.pair_rows()})
+            return objective(images, captions, **given)
+        if process_group.world()[1] == 1:
             similarity, positives = self._similarity(objective, images, captions), batch.positives()
-            if members is not None:
+            if members is not None and isinstance(objective, AOQ):
                 mined = self._scaled(objective, members.similarity(self.model, images, captions, positives))
-            return objective.on_similarity(similarity, positives, batch.ignored, mined=mined)
+                return objective.on_similarity(similarity, positives, batch.ignored, mined=mined)
+            return objective.on_similarity(similarity, positives, batch.ignored)
         if has_pair_masks:
             raise ValueError("several processes support neither ignored pairs nor positives with different ids")
         # Each process compares its own images with the captions of all; the gathered rows are S.
@@ -175,8 +165,11 @@ class Step:
             self.model.similarity(images, process_group.all_gather_items(captions))
         )
         gathered_ids = [process_group.all_gather_items(ids) for ids in (batch.image_ids, batch.caption_ids)]
-        mined = None if members is None else all_gather_mined(self.model, images, captions, batch, members)
-        return objective.on_similarity(similarity, gathered_ids[0][:, None] == gathered_ids[1][None, :], mined=mined)
+        positives = gathered_ids[0][:, None] == gathered_ids[1][None, :]
+        if members is not None and isinstance(objective, AOQ):
+            mined = all_gather_mined(self.model, images, captions, batch, members)
+            return objective.on_similarity(similarity, positives, mined=mined)
+        return objective.on_similarity(similarity, positives)
 
     def _similarity(self, objective: RowObjective, images: Tensor, captions: Tensor) -> Similarity:
         return self._scaled(objective, self.model.similarity(images, captions))
@@ -193,7 +186,7 @@ class Step:
         images = CachedEncoding(self.encode_images, batch.images, batch.image_lengths, chunk_size, seed)
         captions = CachedEncoding(self.encode_captions, batch.captions, batch.caption_lengths, chunk_size, seed ^ 1)
         cached, members = [images, captions], None
-        if objective.takes_mined:
+        if isinstance(objective, AOQ):
             items = _mined_of(batch)
             cached += [
                 CachedEncoding(self.encode_images, items.images, items.image_lengths, chunk_size, seed ^ 2),
@@ -241,6 +234,11 @@ def auxiliary_weight(model: RetrievalModel, settings: TrainSettings) -> float:
     if settings.itm_weight and kind != "matching":
         raise ValueError("--itm-weight needs a model with a matching head, such as X-VLM")
     return settings.caption_weight or settings.itm_weight
+
+
+def _fits_dense(images: Tensor, captions: Tensor) -> bool:
+    """Whether S is held as a whole next to mined members: it is small, and there are no other processes."""
+    return process_group.world()[1] == 1 and len(images) * len(captions) <= MAX_DENSE_ENTRIES
 
 
 def _mined_of(batch: Batch) -> MinedItems:

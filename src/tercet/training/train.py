@@ -1,9 +1,11 @@
 """Training: one run from settings to a finished run folder (`tercet train`, `tercet.train`), and the training loop.
 
-All randomness in a step comes from the seed of that step, so an interrupted and resumed run makes exactly the steps of
-an uninterrupted one.
+`Loop.run` is the whole of it: epochs, batches, steps, then validation, checkpoint and log in the order in which they
+happen. All randomness in a step comes from the seed of that step, so an interrupted and resumed run makes exactly the
+steps of an uninterrupted one.
 """
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -12,34 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tercet import runs
 from tercet.analysis.cocos import cocos
 from tercet.analysis.triplet_diagram import batch_triplets
 from tercet.data.augment import SizeAugmentation
 from tercet.data.collate import Collator
-from tercet.data.hard_negatives import (
-    MinedTable,
-    count_empty_lists,
-    open_mined,
-)
+from tercet.data.hard_negatives import MinedTable, open_mined
 from tercet.data.paired_dataset import PairedData
-from tercet.data.samplers import BatchIndices, image_batches, pair_batches
+from tercet.data.samplers import BatchIndices, EpochSampler
 from tercet.data.transforms import Pixels
-from tercet.inference import WEIGHTS, Retriever
-from tercet.interfaces import RetrievalModel, TrainableBackbone
+from tercet.inference import WEIGHTS, weights_of
+from tercet.interfaces import Objective, RetrievalModel, TrainableBackbone
 from tercet.models import preset
 from tercet.objectives import RowObjective
+from tercet.objectives.aoq import AOQ
 from tercet.storage import LOCK, atomic_write, exclusive_lock
 from tercet.training import process_group
 from tercet.training.aoq_step import hard_negative_sampler
 from tercet.training.checkpoint import newest_state, save_state
 from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
-from tercet.training.mine_run import filters_of_table, remine
-from tercet.training.monitor import HealthMonitor, NotFiniteError, PeakMemory, Throughput, first_not_finite
-from tercet.training.optim import freeze, make_optimizer, ramp, schedule
+from tercet.training.mine_run import filters_of_table, table_of_epoch
+from tercet.training.monitor import HealthMonitor, NotFiniteError, PeakMemory, Throughput, not_finite_error
+from tercet.training.optim import freeze, make_optimizer, schedule
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.progress import RunProgress, TensorBoardLog, TerminalProgress
 from tercet.training.run_identity import hash_identity, resolve
@@ -108,7 +106,7 @@ def _run_in_folder(
         process_group.barrier()  # until rank 0 holds the lock and has cleared the folder under --no-resume
         if runs.is_finished(folder):
             return finished_run(folder)
-        _train_model(settings, prepared, objectives, folder, RunProgress(), device)
+        _train_in_folder(settings, prepared, objectives, folder, RunProgress(), device)
         process_group.barrier()
         return finished_run(folder)
     run_progress = progress or TerminalProgress(folder.name)
@@ -124,7 +122,7 @@ def _run_in_folder(
         run_progress.log(f"run folder {folder}")
         memory = PeakMemory(device)
         try:
-            seconds = _train_model(settings, prepared, objectives, folder, run_progress, device)
+            seconds = _train_in_folder(settings, prepared, objectives, folder, run_progress, device)
         except ValueError as error:
             if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
                 shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
@@ -137,7 +135,7 @@ def _run_in_folder(
     return finished_run(folder)
 
 
-def _train_model(
+def _train_in_folder(
     settings: TrainSettings,
     prepared: PreparedData,
     objectives: tuple[RowObjective, RowObjective],
@@ -148,30 +146,17 @@ def _train_model(
     """Train and evaluate; return the seconds it took, including those before a resume."""
     with torch.random.fork_rng(devices=[]):
         model = prepared.model(settings)
-        retriever = prepared.retriever(model)
         mined = None if settings.mined is None else open_mined(settings.mined, prepared.train)
         if settings.mine_every is not None and settings.mined is not None:
             filters_of_table(settings.mined)  # raises now instead of after the first epochs
-        loop = Loop(model, prepared.train, objectives, settings, folder, progress, device, mined)
+        splits = prepared.train, prepared.validation, prepared.test
+        loop = Loop(model, splits, objectives, settings, folder, progress, device, mined)
         loop.restore()
         if process_group.is_main_process():
-            retriever.write_description(folder)
-        board = TensorBoardLog(folder) if settings.tensorboard and process_group.is_main_process() else None
+            prepared.retriever(model).write_description(folder)
         if preset(settings.model)[1].get("backbone") is not None and "image_dim" in prepared.sizes:
             progress.log(f"the dataset has image features: they are used instead of the backbone of {settings.model}")
-        if prepared.validation is None:
-            progress.log(
-                f"the dataset has no split {settings.validation_split!r}: the weights of the last epoch are saved"
-            )
-        for epoch in loop.epochs():
-            if process_group.is_main_process():
-                _validate(loop, epoch, prepared, retriever, board)
-            else:
-                loop.epoch_done(epoch, {}, None)
-            process_group.barrier()
-        if process_group.is_main_process():
-            _evaluate_best(loop, prepared)
-        return loop.clock()
+        return loop.run()
 
 
 @dataclass
@@ -193,12 +178,12 @@ class TrainState:
 
 
 class Loop:
-    """Epochs of steps with checkpoints. The caller validates between epochs."""
+    """A model, its optimizer and its data, and the loop over them."""
 
     def __init__(
         self,
         model: RetrievalModel,
-        data: PairedData,
+        splits: tuple[PairedData, PairedData | None, PairedData | None],
         objectives: tuple[RowObjective, RowObjective],
         settings: TrainSettings,
         folder: Path,
@@ -206,37 +191,170 @@ class Loop:
         device: torch.device,
         mined: MinedTable | None = None,
     ) -> None:
-        """`objectives`: of the warmup epochs, and of the rest."""
-        self.model, self.data, self.objectives, self.settings = model, data, objectives, settings
+        """`splits`: train, validation, test. `objectives`: of the warmup epochs, and of the rest."""
+        self.model, self.objectives, self.settings = model, objectives, settings
+        self.data, self.validation, self.test = splits
         self.folder, self.progress, self.device, self.mined = folder, progress, device, mined
+        self.is_main, self.processes = process_group.is_main_process(), process_group.world()[1]
         model.to(device, torch.float64 if settings.precision == "float64" else torch.float32)
         freeze(model, settings.frozen)
         self.optimizer = make_optimizer(model, settings)
-        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.step, self.health, self.state = Step(model, settings), HealthMonitor(progress.log), TrainState()
-        augmentation = SizeAugmentation(settings.drop_regions, settings.drop_words)
         # A recipe for pixels also runs on precomputed features, which cannot be cropped.
-        crop = settings.crop if isinstance(data.images, Pixels) else "none"
+        crop = settings.crop if isinstance(self.data.images, Pixels) else "none"
         if settings.mined_as_candidates and not model.dot_product:
             raise ValueError("--mined-as-candidates is for dual encoders: the similarity must be a dot product")
         self.collator = Collator(
-            data,
-            augmentation,
+            self.data,
+            SizeAugmentation(settings.drop_regions, settings.drop_words),
             settings.ignore_equal_text,
             crop=crop,
             diagonal=settings.positives == "diagonal",
-            negative_sampler=None if mined is None else hard_negative_sampler(mined, data, settings, objectives),
+            negative_sampler=None if mined is None else hard_negative_sampler(mined, self.data, settings, objectives),
             mined_as_candidates=settings.mined_as_candidates,
         )
-        self.steps_per_epoch = settings.epoch_steps or len(self._pass(0)) // settings.grad_accum_steps
+        self.sampler = EpochSampler(
+            self.data.owners,
+            settings.batch_size,
+            settings.captions_per_image,
+            seed=settings.seed,
+            steps=settings.epoch_steps,
+            batches_per_step=settings.grad_accum_steps,
+        )
+        self.steps_per_epoch = self.sampler.steps_per_epoch
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{len(data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
+                f"{len(self.data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
             )
+        self.total = self.steps_per_epoch * settings.epochs
         self._clock_start = time.perf_counter()
-        self.lr_factor = schedule(settings, self.steps_per_epoch)
         self.status: dict[str, str] = {}
         self.throughput = Throughput()
+        self.board = TensorBoardLog(folder) if settings.tensorboard and self.is_main else None
+
+    def run(self) -> float:
+        """Train from the current state, validating after each epoch; return the seconds of the whole run."""
+        settings, state = self.settings, self.state
+        self._check_data()
+        with Interrupt() as interrupt:
+            for epoch in range(state.epoch, settings.epochs):
+                self._start_epoch(epoch)
+                objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
+                for batches in self.batches(epoch):
+                    # In the epoch `ramp_epoch` the gradient rises from 0 to its full size.
+                    ramp = state.position / self.steps_per_epoch if epoch == settings.ramp_epoch else 1.0
+                    self.train_step(objective, batches, ramp)
+                    # After an epoch's last step validation follows, and a checkpoint after it.
+                    is_due = state.step % settings.checkpoint_every == 0 and state.position < self.steps_per_epoch
+                    if interrupt.requested or is_due:
+                        self.save()
+                    if interrupt.requested:
+                        raise KeyboardInterrupt
+                metrics = self._validate(epoch)
+                if self.is_main and state.best_epoch == epoch:
+                    atomic_write(self.folder / WEIGHTS, weights_of(self.model))
+                state.epoch, state.position = epoch + 1, 0
+                self.save()
+                self._log_epoch(epoch, metrics)
+                process_group.barrier()
+                if interrupt.requested:
+                    raise KeyboardInterrupt
+        self._evaluate_best()
+        return self.clock()
+
+    def batches(self, epoch: int) -> Iterator[list[tuple[Batch, BatchIndices]]]:
+        """The batches of every step of an epoch that is still to be made, on the device."""
+        accumulated = self.settings.grad_accum_steps
+        index_batches = self.sampler.epoch(epoch)[self.state.position * accumulated :]
+        fetched = self.collator.run(index_batches, workers=self.settings.workers)
+        for start in range(0, len(index_batches), accumulated):
+            self.throughput.start_waiting()
+            batches = [
+                (to_device(next(fetched), self.device, self.settings.precision), indices)
+                for indices in index_batches[start : start + accumulated]
+            ]
+            yield batches
+
+    def train_step(self, objective: RowObjective, batches: list[tuple[Batch, BatchIndices]], ramp: float = 1.0) -> None:
+        """One update of the weights: similarity and gradient of every batch, then the optimizer."""
+        began = time.perf_counter()
+        settings, state = self.settings, self.state
+        self.optimizer.zero_grad()
+        for batch, indices in batches:
+            outcome = self.step(objective, batch, indices.seed, ramp / len(batches))
+        if self.processes > 1:
+            process_group.average_gradients(self.model)
+        limit = math.inf if settings.grad_clip is None else settings.grad_clip
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        if not (math.isfinite(outcome.scalar) and math.isfinite(norm)):
+            raise not_finite_error(batch, outcome.images, outcome.captions, self.model)
+        self.optimizer.step()
+        self.schedule.step()
+        state.clipped += norm > limit
+        if settings.cocos_every and state.step % settings.cocos_every == 0:
+            self._log_cocos(objective, batch, outcome, norm)
+        if settings.cocos_every and state.position + 1 == self.steps_per_epoch:
+            self._log_triplets(batch, outcome)
+        state.position += 1
+        state.step += 1
+        state.pairs += sum(len(indices.captions) for _, indices in batches)
+        self.throughput.step_done(began, sum(len(batch.caption_ids) for batch, _ in batches))
+        self.progress.step(state.step, self.total, self.status | self.throughput.status())
+
+    def _check_data(self) -> None:
+        if not self.settings.ignore_equal_text:
+            self.health.check_data(self.data)
+        if self.validation is None:
+            self.progress.log(
+                f"the dataset has no split {self.settings.validation_split!r}: the weights of the last epoch are saved"
+            )
+
+    def _start_epoch(self, epoch: int) -> None:
+        every = self.settings.mine_every
+        if self.mined is not None and every is not None and epoch >= every:
+            tables = self.folder / runs.STATE
+            table = table_of_epoch(self.model, self.data, self.mined, epoch, every, tables, self.progress.log)
+            sampler = hard_negative_sampler(table, self.data, self.settings, self.objectives)
+            self.collator = replace(self.collator, negative_sampler=sampler)
+        if self.settings.unfreeze_epoch and isinstance(self.model, TrainableBackbone):
+            self.model.set_backbone_trained(epoch >= self.settings.unfreeze_epoch)
+        self.model.train()
+        if self.processes > 1:
+            refuse_batch_norm(self.model, "training in several processes would not be exact")
+
+    def _validate(self, epoch: int) -> dict[str, float]:
+        """Evaluate on the validation split, if there is one, and note whether these weights are the best so far."""
+        state = self.state
+        if self.validation is None:
+            state.best_epoch = epoch
+        if self.validation is None or self.metrics is None:
+            return {}
+        metrics = evaluate_split(self.model, self.validation).metrics
+        self.health.check_validation(metrics, len(self.validation.images), epoch)
+        value = selection_value(metrics, self.settings.select_metric)
+        if value > state.best:
+            state.best, state.best_epoch = value, epoch
+        self.metrics.append({"epoch": epoch + 1, "step": state.step, "split": "validation", **metrics})
+        return metrics
+
+    def _evaluate_best(self) -> None:
+        """Evaluate the selected weights once on test, or on validation if there is no test split."""
+        if self.metrics is None:
+            return
+        line: dict[str, Any] = {"final": True, "step": self.state.step, "clipped_steps": self.state.clipped}
+        line["pairs_seen"] = self.state.pairs
+        held_out = self.test if self.test is not None else self.validation
+        if held_out is None:
+            self.metrics.append(line)
+            return
+        self.model.load_state_dict(_read_weights(self.folder / WEIGHTS, self.device))
+        evaluation = evaluate_split(self.model, held_out)
+        runs.write_ranks(self.folder, evaluation.ranks.arrays())
+        split = "test" if self.test is not None else "validation"
+        self.metrics.append(line | {"split": split, "epoch": self.state.best_epoch + 1, **evaluation.metrics})
+        self.metrics.sync()
+
+    # Checkpoints.
 
     def restore(self) -> None:
         """Restore the newest valid checkpoint, if there is one."""
@@ -246,9 +364,8 @@ class Loop:
             self.optimizer.load_state_dict(checkpoint["optimizer"])
             self.state = TrainState(**checkpoint["state"])
             self.progress.log(f"resuming after step {self.state.step} of {self.total}")
-        self.metrics = (
-            runs.MetricsFile(self.folder, self.state.metrics_length) if process_group.is_main_process() else None
-        )
+        self.schedule = schedule(self.optimizer, self.settings, self.steps_per_epoch, self.state.step)
+        self.metrics = runs.MetricsFile(self.folder, self.state.metrics_length) if self.is_main else None
 
     def _error_in(self, checkpoint: Mapping[str, Any]) -> str | None:
         file = self.folder / runs.METRICS
@@ -256,41 +373,6 @@ class Loop:
         if length < checkpoint["state"]["metrics_length"]:
             return f"{runs.METRICS} is shorter than at that checkpoint"
         return None
-
-    @property
-    def total(self) -> int:
-        return self.steps_per_epoch * self.settings.epochs
-
-    def epochs(self) -> Iterator[int]:
-        """Train; yield after each epoch, for the caller to validate and to call `epoch_done` and `save`."""
-        if not self.settings.ignore_equal_text:
-            self.health.check_data(self.data)
-        with Interrupt() as interrupt:
-            for epoch in range(self.state.epoch, self.settings.epochs):
-                self._start_epoch(epoch)
-                for _ in self._steps(epoch):
-                    if interrupt.requested or self._checkpoint_is_due():
-                        self.save()
-                    if interrupt.requested:
-                        raise KeyboardInterrupt
-                yield epoch
-                if interrupt.requested:
-                    raise KeyboardInterrupt
-
-    def _checkpoint_is_due(self) -> bool:
-        """Not after an epoch's last step: validation follows, and a checkpoint after it."""
-        due = self.state.step % self.settings.checkpoint_every == 0
-        return due and self.state.position < self.steps_per_epoch
-
-    def epoch_done(self, epoch: int, metrics: Mapping[str, float], value: float | None) -> bool:
-        """Record the validation metrics; return True if these weights are the best so far."""
-        better = value is None or value > self.state.best
-        if better:
-            self.state.best, self.state.best_epoch = self.state.best if value is None else value, epoch
-        if self.metrics is not None and metrics:
-            self.metrics.append({"epoch": epoch + 1, "step": self.state.step, "split": "validation", **metrics})
-        self.state.epoch, self.state.position = epoch + 1, 0
-        return better
 
     def save(self) -> None:
         """Write a checkpoint (rank 0 only)."""
@@ -311,103 +393,16 @@ class Loop:
         self.state.seconds, self._clock_start = self.state.seconds + now - self._clock_start, now
         return self.state.seconds
 
-    def _start_epoch(self, epoch: int) -> None:
-        self._refresh_mined(epoch)
-        if self.settings.unfreeze_epoch and isinstance(self.model, TrainableBackbone):
-            self.model.set_backbone_trained(epoch >= self.settings.unfreeze_epoch)
-        self.model.train()
-        if process_group.world()[1] > 1:
-            refuse_batch_norm(self.model, "training in several processes would not be exact")
+    # Logs.
 
-    def _refresh_mined(self, epoch: int) -> None:
-        """Mine again every `mine_every` epochs, at the start of the epoch.
-
-        Tables are kept in the state folder: a run resumed within an epoch opens the table of that epoch again.
-        """
-        every, table = self.settings.mine_every, self.mined
-        if every is None or table is None or epoch < every:
+    def _log_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        if self.board is not None:
+            self.board.write(self.folder)
+        if not metrics:
             return
-        current = epoch - epoch % every
-        folder, previous = (self.folder / runs.STATE / f"mined_{mined_at}" for mined_at in (current, current - every))
-        if process_group.is_main_process() and not folder.exists():
-            self.progress.log(f"mining the training split again before epoch {epoch + 1}")
-            before = table if current == every else open_mined(previous, self.data)
-            remine(self.model, self.data, folder, table, f"epoch {current}", before)
-            empty = count_empty_lists(folder)
-            if any(empty.values()):
-                self.progress.log(
-                    f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: "
-                    "their lists of the previous table are kept"
-                )
-            for old in range(every, current - every, every):  # a resume may still need the previous table
-                shutil.rmtree(self.folder / runs.STATE / f"mined_{old}", ignore_errors=True)
-        process_group.barrier()
-        sampler = hard_negative_sampler(open_mined(folder, self.data), self.data, self.settings, self.objectives)
-        self.collator = replace(self.collator, negative_sampler=sampler)
-
-    def _index_batches(self, epoch: int) -> list[BatchIndices]:
-        """Return the batches of one epoch: one pass, or as many as `epoch_steps` takes."""
-        if self.settings.epoch_steps is None:
-            return self._pass(epoch)
-        count = self.steps_per_epoch * self.settings.grad_accum_steps
-        per_pass = len(self._pass(0))
-        first = epoch * count // per_pass
-        start = epoch * count - first * per_pass
-        passes = range(first, first - (-(start + count) // per_pass))
-        return [indices for number in passes for indices in self._pass(number)][start : start + count]
-
-    def _pass(self, number: int) -> list[BatchIndices]:
-        """Return the batches of one pass over the captions, or over the images with `captions_per_image`."""
-        settings = self.settings
-        if settings.captions_per_image is not None:
-            return image_batches(
-                self.data.owners, settings.batch_size, settings.captions_per_image, seed=settings.seed, epoch=number
-            )
-        return pair_batches(self.data.owners, settings.batch_size, seed=settings.seed, epoch=number)
-
-    def _steps(self, epoch: int) -> Iterator[None]:
-        accumulated = self.settings.grad_accum_steps
-        first, end = self.state.position * accumulated, self.steps_per_epoch * accumulated
-        index_batches = self._index_batches(epoch)[first:end]
-        objective = self.objectives[0 if epoch < self.settings.warmup_objective_epochs else 1]
-        batches = self.collator.run(index_batches, workers=self.settings.workers)
-        for start in range(0, len(index_batches), accumulated):
-            self.throughput.start_waiting()
-            micro_batches = [
-                (to_device(next(batches), self.device, self.settings), indices)
-                for indices in index_batches[start : start + accumulated]
-            ]
-            self.throughput.start_working()
-            self._one_step(
-                objective, micro_batches, ramp(self.settings, epoch, self.state.position, self.steps_per_epoch)
-            )
-            self.state.position += 1
-            self.state.step += 1
-            self.state.pairs += sum(len(indices.captions) for _, indices in micro_batches)
-            self.throughput.step_done(sum(len(batch.caption_ids) for batch, _ in micro_batches))
-            self.progress.step(self.state.step, self.total, self.status | self.throughput.status())
-            yield
-
-    def _one_step(
-        self, objective: RowObjective, micro_batches: list[tuple[Batch, BatchIndices]], factor: float
-    ) -> None:
-        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = base_lr * self.lr_factor(self.state.step)
-        self.optimizer.zero_grad()
-        for batch, indices in micro_batches:
-            outcome = self.step(objective, batch, indices.seed, factor / len(micro_batches))
-        process_group.average_gradients(self.model)
-        limit = float("inf") if self.settings.grad_clip is None else self.settings.grad_clip
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
-        self.state.clipped += norm > limit
-        self.health.check_finite(
-            outcome.scalar, norm, lambda: first_not_finite(_named_tensors(batch, outcome), self.model)
-        )
-        self.optimizer.step()
-        if self.settings.cocos_every and self.state.step % self.settings.cocos_every == 0:
-            self._log_cocos(objective, batch, outcome, norm)
-        if self.settings.cocos_every and self.state.position + 1 == self.steps_per_epoch:
-            self._log_triplets(batch, outcome)
+        recalls = f"i2t R@1 {metrics['i2t_r1']:.1f}, t2i R@1 {metrics['t2i_r1']:.1f}, rsum {metrics['rsum']:.1f}"
+        best = " (best so far)" if self.state.best_epoch == epoch else ""
+        self.progress.log(f"epoch {epoch + 1} of {self.settings.epochs}: validation {recalls}{best}")
 
     def _log_cocos(self, objective: RowObjective, batch: Batch, outcome: Outcome, norm: float) -> None:
         """Log contributing-sample counts of this process's shard of the batch."""
@@ -416,14 +411,13 @@ class Loop:
         monitor = objective.monitor(similarity, positives, batch.ignored).item()
         named = self.settings.objective_settings
         rescaled = apply_scale(similarity, self.model, objective, named).detach()
-        mined = None
-        if objective.takes_mined:
-            if outcome.members is None or process_group.world()[1] > 1:
+        counted: Objective = with_model_bias(objective, self.model, named)
+        if isinstance(objective, AOQ):
+            if outcome.members is None or self.processes > 1:
                 return  # mined members belong to captions of all processes, this similarity only to those of one
             mined = outcome.members.similarity(self.model, outcome.images, outcome.captions, positives)
-        counts = cocos(
-            with_model_bias(objective, self.model, named), rescaled, positives, ignored=batch.ignored, mined=mined
-        )
+            counted = objective.bind(mined)
+        counts = cocos(counted, rescaled, positives, ignored=batch.ignored)
         self.status["monitor"] = f"{monitor:.3g}"
         self.health.check_step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)
         if self.metrics is not None:
@@ -438,55 +432,7 @@ class Loop:
             self.metrics.append({"step": self.state.step, "epoch": self.state.epoch + 1, "triplets": triplets})
 
 
-def _named_tensors(batch: Batch, outcome: Outcome) -> list[tuple[str, Tensor | None]]:
-    captions = batch.captions if batch.captions.is_floating_point() else None
-    return [
-        ("the images of the batch", batch.images),
-        ("the captions of the batch", captions),
-        ("the image embeddings", outcome.images),
-        ("the caption embeddings", outcome.captions),
-    ]
-
-
-def _validate(
-    loop: Loop, epoch: int, prepared: PreparedData, retriever: Retriever, board: TensorBoardLog | None
-) -> None:
-    """Evaluate on validation, save the weights if they are the best so far, write a checkpoint."""
-    metrics: dict[str, float] = {}
-    value = None
-    if prepared.validation is not None:
-        metrics = evaluate_split(loop.model, prepared.validation).metrics
-        value = selection_value(metrics, loop.settings.select_metric)
-        loop.health.check_validation(metrics, len(prepared.validation.images), epoch)
-    if loop.epoch_done(epoch, metrics, value):
-        atomic_write(loop.folder / WEIGHTS, retriever.weights())
-    loop.save()
-    if metrics:
-        recalls = f"i2t R@1 {metrics['i2t_r1']:.1f}, t2i R@1 {metrics['t2i_r1']:.1f}, rsum {metrics['rsum']:.1f}"
-        best = " (best so far)" if loop.state.best_epoch == epoch else ""
-        loop.progress.log(f"epoch {epoch + 1} of {loop.settings.epochs}: validation {recalls}{best}")
-    if board is not None:
-        board.write(loop.folder)
-
-
-def _evaluate_best(loop: Loop, prepared: PreparedData) -> None:
-    """Evaluate the selected weights once on test, or on validation if there is no test split."""
-    assert loop.metrics is not None
-    held_out = prepared.test if prepared.test is not None else prepared.validation
-    line: dict[str, Any] = {"final": True, "step": loop.state.step, "clipped_steps": loop.state.clipped}
-    line["pairs_seen"] = loop.state.pairs
-    if held_out is None:
-        loop.metrics.append(line)
-        return
-    loop.model.load_state_dict(_best_weights(loop.folder / WEIGHTS, loop.device))
-    evaluation = evaluate_split(loop.model, held_out)
-    runs.write_ranks(loop.folder, evaluation.ranks.arrays())
-    split = "test" if prepared.test is not None else "validation"
-    loop.metrics.append(line | {"split": split, "epoch": loop.state.best_epoch + 1, **evaluation.metrics})
-    loop.metrics.sync()
-
-
-def _best_weights(file: Path, device: torch.device) -> dict[str, Any]:
+def _read_weights(file: Path, device: torch.device) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -13,6 +13,7 @@ from tercet.analysis.reports.retrieved_examples import resolve_query, write_exam
 from tercet.comparison.report.embeddings import EmbeddedSplit
 from tercet.comparison.report.qualitative import example, example_block, ranks_of
 from tercet.data.scenes import scenes
+from tercet.models import build
 from tests.analysis.reports.hostile_names import NAME, TEXT, hostile_run
 from tests.browser import check_in_browser
 
@@ -37,17 +38,19 @@ def hostile(tmp_path_factory):
     return hostile_run(tmp_path_factory.mktemp("hostile"))
 
 
-class _DotProduct:
-    """A model whose similarity is the dot product."""
-
-    def similarity(self, images, captions):
-        return images @ captions.T
+DOT_PRODUCT = build("heads", image_dim=3, caption_dim=3)  # only its similarity is used
 
 
 def small_embedded():
     """3 images; captions 0 and 1 of the first, 2 of the second, 3 of the third."""
     S = torch.tensor([[0.1, 0.9, 0.5, 0.9], [0.1, 0.2, 0.4, 0.3], [0.2, 0.8, 0.6, 0.7]])
-    return EmbeddedSplit("by hand", _DotProduct(), torch.eye(3), S.T.contiguous(), torch.tensor([0, 0, 1, 2]))
+    return EmbeddedSplit(
+        "by hand",
+        DOT_PRODUCT,
+        torch.eye(3),
+        S.T.contiguous(),
+        torch.tensor([0, 0, 1, 2]),
+    )
 
 
 def test_an_example_by_hand():
@@ -189,7 +192,11 @@ def test_hostile_names_of_images_stay_inside_their_attribute():
     scene_split = scenes("test", 3).as_split("global")
     split = replace(scene_split, image_names=('"><script>alert(1)</script>', *scene_split.image_names[1:]))
     embedded = EmbeddedSplit(
-        "<i>", _DotProduct(), torch.eye(3), torch.eye(3)[split.owners], torch.from_numpy(split.owners)
+        "<i>",
+        DOT_PRODUCT,
+        torch.eye(3),
+        torch.eye(3)[split.owners],
+        torch.from_numpy(split.owners),
     )
     block = example_block(example([embedded], "i2t", 0, 2), split, similarities=True)
     assert 'alt="&quot;&gt;&lt;script&gt;' in block

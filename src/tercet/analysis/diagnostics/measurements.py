@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tercet.objectives.base import RowObjective
+from tercet.interfaces import Objective
+from tercet.objectives.aoq import BoundAOQ
 from tercet.types import PairMask, Similarity
 
 CHANCE_LEVEL = 0.45  # mean share of negatives ranked ahead of a positive; 0.5 is chance
@@ -167,19 +168,17 @@ class GradientStats(NamedTuple):
 
 @torch.no_grad()
 def gradient_stats(
-    objective: RowObjective,
+    objective: Objective,
     similarity: Similarity,
     positives: PairMask,
     ignored: PairMask | None = None,
-    mined: Float[Tensor, "pair 4"] | None = None,
 ) -> GradientStats:
     """Statistics of an objective's pair gradients on one batch."""
     similarity, zeros = similarity.double(), torch.zeros_like(similarity, dtype=torch.float64)
-    extra = {} if mined is None else {"mined": mined.double()}
-    gradients = objective.pair_gradients(similarity, positives, ignored, **extra)
-    unlearned = objective.pair_gradients(
-        zeros, positives, ignored, **{name: torch.zeros_like(values) for name, values in extra.items()}
-    )
+    gradients = objective.pair_gradients(similarity, positives, ignored)
+    if isinstance(objective, BoundAOQ):
+        objective = objective.objective.bind(torch.zeros_like(objective.mined))
+    unlearned = objective.pair_gradients(zeros, positives, ignored)
     negatives = ~positives if ignored is None else ~positives & ~ignored
     i2t = _direction_stats(gradients[0].abs(), unlearned[0].abs(), negatives)
     t2i = _direction_stats(gradients[1].abs().T, unlearned[1].abs().T, negatives.T)

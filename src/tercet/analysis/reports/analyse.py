@@ -21,6 +21,7 @@ from tercet.analysis.reports.settings import AnalyseSettings
 from tercet.comparison.variants import parse_variant
 from tercet.data.flickr8k_judgments import read_judgments
 from tercet.objectives import RowObjective, objective
+from tercet.objectives.aoq import AOQ
 from tercet.reporting.html import Section, figure_block, page
 from tercet.reporting.svg_figure import Figure
 from tercet.reporting.table_formats import Table
@@ -143,7 +144,7 @@ def _check(run: LoadedRun, objectives: Sequence[ObjectiveOnRun], settings: Analy
             count_batch(each.objective, torch.eye(2), as_published=True)  # raises without a released counter
         if settings.cocos or settings.breakdown:
             run.check_mined(each.objective)
-        if settings.judgments is not None and each.objective.takes_mined:
+        if settings.judgments is not None and isinstance(each.objective, AOQ):
             raise ValueError(f"--judgments: {each.label} needs mined negatives, and held-out pairs have none")
         batches = len(run.index_batches(each.objective, settings.batch_size))
         if settings.breakdown and settings.batch >= batches:

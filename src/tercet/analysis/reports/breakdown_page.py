@@ -142,9 +142,7 @@ def _directions(
     loaded: LoadedRun, objective: RowObjective, batch: EvaluatedBatch, anchors: int
 ) -> list[BreakdownDirection]:
     similarity = batch.similarity.double()  # rounding should not decide whether a negative pushes at all
-    mined = batch.mined_for(objective)
-    mined = None if mined is None else mined.double()
-    i2t, t2i = objective.pair_gradients(similarity, batch.positives, batch.ignored, mined=mined)
+    i2t, t2i = batch.bind(objective).pair_gradients(similarity, batch.positives, batch.ignored)
     excluded = batch.positives if batch.ignored is None else batch.positives | batch.ignored
     false_negatives = known_false_negatives(loaded.prepared.train, batch.indices, excluded)
     images, captions = batch.indices.images.tolist(), batch.indices.captions.tolist()

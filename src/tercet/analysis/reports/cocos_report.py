@@ -48,10 +48,10 @@ def count_run(
         truth = loaded.prepared.train.truth
         if truth is not None and not as_published:
             options["matching"] = truth(batch.indices.images, batch.indices.captions)
-        if not as_published:  # the released counters take neither
+        if not as_published:  # the released counters take none
             options["ignored"] = batch.ignored
-            options["mined"] = batch.mined_for(objective)
-        counts.append(cocos(objective, batch.similarity, _positives(batch, as_published), **options))
+        bound = objective if as_published else batch.bind(objective)
+        counts.append(cocos(bound, batch.similarity, _positives(batch, as_published), **options))
     means, stds = (
         {direction: {key: reduce(values) for key, values in _by_key(counts, direction)} for direction in DIRECTIONS}
         for reduce in (_mean, _std)

@@ -9,6 +9,7 @@ import numpy as np
 from tercet.analysis.integrability import Circulation, positive_circulation, triplet_circulation
 from tercet.analysis.triplet_diagram import MINED_SIMILARITY, RELATIVE_TERM, Plane, plane
 from tercet.objectives import RowObjective, objective
+from tercet.objectives.aoq import AOQ
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, READINGS, TRIPLET_WEIGHTS
 from tercet.reporting.svg_figure import INK, SERIES, WIDTH, Figure, plotting, render_figure
 from tercet.reporting.table_formats import Cell, Table
@@ -149,7 +150,7 @@ def diagram(
         "settings": _json_settings(objective.settings),
         "relative": relative,
         **weights.content(),
-        "mined": mined if objective.takes_mined else None,
+        "mined": mined if isinstance(objective, AOQ) else None,
         "caption": figure.caption,
         "triplets": dict(triplets or {}),
     }
@@ -304,6 +305,6 @@ def _caption(objective: RowObjective, triplets: EpochTriplets | None, mined: flo
         text += f" Relative terms, which need a batch, are fixed at {RELATIVE_TERM:g}."
     if triplets:
         text += " Points: triplets of the epoch's last training batch, each positive with its hardest negatives."
-    if objective.takes_mined:
+    if isinstance(objective, AOQ):
         text += f" Mined negatives have similarity {mined:g}."
     return text

@@ -19,8 +19,9 @@ from tercet.data.hard_negatives import HardNegativeSampler, open_mined
 from tercet.data.paired_dataset import PairedData
 from tercet.data.samplers import BatchIndices, image_batches, pair_batches
 from tercet.inference import Retriever, load
-from tercet.interfaces import RetrievalModel
+from tercet.interfaces import Objective, RetrievalModel
 from tercet.objectives import RowObjective
+from tercet.objectives.aoq import AOQ
 from tercet.plugins import check_trusted, is_file_name
 from tercet.similarity import split_scorer
 from tercet.training.eval_loop import Encoded, encode_split
@@ -44,11 +45,13 @@ class EvaluatedBatch(NamedTuple):
     mined: Float[Tensor, "pair 4"] | None = None
     """Similarities of the mined negatives, if the run has a mined table."""
 
-    def mined_for(self, objective: RowObjective) -> Float[Tensor, "pair 4"] | None:
-        """The `mined` argument of this objective; `ValueError` if it needs one and there is no mined table."""
-        if objective.takes_mined and self.mined is None:
+    def bind(self, objective: RowObjective) -> Objective:
+        """The objective with the mined negatives of this batch, if it takes some; `ValueError` if there are none."""
+        if not isinstance(objective, AOQ):
+            return objective
+        if self.mined is None:
             raise _needs_mined(objective)
-        return self.mined if objective.takes_mined else None
+        return objective.bind(self.mined)
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,8 @@ class LoadedRun:
         return EvaluatedBatch(similarity, positives, ignored, indices, self._mined(indices, positives))
 
     def check_mined(self, objective: RowObjective) -> None:
-        """Raise what `EvaluatedBatch.mined_for` would raise, before any batch; also if the table cannot be read."""
-        if self._mined_sampler is None and objective.takes_mined:
+        """Raise what `EvaluatedBatch.bind` would raise, before any batch; also if the table cannot be read."""
+        if self._mined_sampler is None and isinstance(objective, AOQ):
             raise _needs_mined(objective)
 
     @torch.inference_mode()

@@ -162,8 +162,7 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
     stats, duplicates = [], []
     size = loaded.settings.batch_size
     for batch in islice(loaded.batches(objective, size), -(-MAX_QUERIES // size)):
-        mined = batch.mined_for(objective)
-        stats.append(gradient_stats(objective, batch.similarity, batch.positives, batch.ignored, mined))
+        stats.append(gradient_stats(batch.bind(objective), batch.similarity, batch.positives, batch.ignored))
         columns = [caption_words[caption] for caption in batch.indices.captions.tolist()]
         rows = [image_words[image] for image in batch.indices.images.tolist()]
         duplicates.append(hardest_is_duplicate(batch.similarity, batch.positives, columns, rows, batch.ignored))

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tercet.objectives.streaming.tiles import TiledSimilarity
+from tercet.objectives.streaming.tiles import EmbeddedBatch, TiledSimilarity
 
 if TYPE_CHECKING:
     from tercet.objectives.base import RowObjective
@@ -134,20 +134,13 @@ class EmbeddingGradient:
 
 
 def streamed_scalar(
-    objective: "RowObjective",
-    images: Float[Tensor, "image dim"],
-    captions: Float[Tensor, "caption dim"],
-    ids: Ids,
-    scale: float | Tensor | None = None,
-    bias: float | Tensor | None = None,
-    *,
-    paired_by_rows: bool = False,
-    tile_size: int | None = None,
+    objective: "RowObjective", batch: EmbeddedBatch, *, tile_size: int | None = None
 ) -> Float[Tensor, ""]:
     """The scalar of `objective`, with the value and gradients of its dense form; tiles are tile_size x tile_size."""
-    scale, bias = (factor.reshape(()) if isinstance(factor, Tensor) else factor for factor in (scale, bias))
+    images, captions = batch.images, batch.captions
+    scale, bias = (factor.reshape(()) if isinstance(factor, Tensor) else factor for factor in (batch.scale, batch.bias))
     requires_grad = any(x.requires_grad for x in (images, captions, scale, bias) if isinstance(x, Tensor))
-    plan = _Plan(objective, ids, paired_by_rows, tile_size, torch.is_grad_enabled() and requires_grad)
+    plan = _Plan(objective, batch.ids, batch.paired_by_rows, tile_size, torch.is_grad_enabled() and requires_grad)
     scalar: Tensor = _Streamed.apply(images, captions, scale, bias, plan)  # type: ignore[no-untyped-call]
     return scalar
 

@@ -1,16 +1,20 @@
-"""S = scale * images @ captions.T + bias in tiles, and the list of positive pairs.
+"""S = scale * images @ captions.T + bias of a batch of embeddings, dense or in tiles, and the list of positive pairs.
 
-At most one tile is in memory at a time. Positive pairs are found from ids without the image x caption mask.
+Of the tiles at most one is in memory at a time. Positive pairs are found from ids without the image x caption mask.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tercet.objectives.inputs import Rows, positives_from_ids
+from tercet.objectives import distributed
+from tercet.objectives.inputs import Rows, check_embeddings, ids_of_pairs, positives_from_ids
+from tercet.types import PairMask, Similarity
 
 TILE_SIZE = 1024  # 4 MB of float32: large enough for a fast matrix product, small enough for the CPU cache
 
@@ -32,6 +36,68 @@ def positive_pairs(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor, " 
     before = count.cumsum(dim=0) - count
     nth = torch.arange(len(image), device=image.device) - before[image]
     return PairIndices(image, order[first[image] + nth])
+
+
+@dataclass(frozen=True)
+class EmbeddedBatch:
+    """A batch of embeddings with its ids, of all processes; S = scale * images @ captions.T + bias."""
+
+    images: Float[Tensor, "image dim"]
+    captions: Float[Tensor, "caption dim"]
+    ids: tuple[Int[Tensor, " image"], Int[Tensor, " caption"]]
+    scale: float | Float[Tensor, ""] | None = None
+    bias: float | Float[Tensor, ""] | None = None
+    paired_by_rows: bool = False
+    """Row i of images and captions is a pair, and there are no other positives."""
+
+    @classmethod
+    def of(
+        cls,
+        images: Float[Tensor, "image dim"],
+        captions: Float[Tensor, "caption dim"],
+        owners: Int[Tensor, " caption"] | None,
+        image_ids: Int[Tensor, " image"] | None,
+        caption_ids: Int[Tensor, " caption"] | None,
+        scale: float | Float[Tensor, ""] | None,
+        bias: float | Float[Tensor, ""] | None,
+    ) -> "EmbeddedBatch":
+        """Check the caller's input; under torch.distributed, gather the batches of all ranks."""
+        check_embeddings(images, captions, scale, bias)
+        ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
+        paired_by_rows = owners is None and image_ids is None
+        if distributed.in_use():
+            images, captions, ids = distributed.gather_batch(images, captions, *ids, ids_are_rows=image_ids is None)
+            paired_by_rows = False
+        return cls(images, captions, ids, scale, bias, paired_by_rows)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of S."""
+        return len(self.images) * len(self.captions)
+
+    @cached_property
+    def pairs(self) -> PairIndices:
+        """Row indices of the positive pairs."""
+        return positive_pairs(*self.ids)
+
+    def positives(self) -> PairMask:
+        return positives_from_ids(*self.ids)
+
+    def similarity(self) -> Similarity:
+        return self._scaled(self.images @ self.captions.T)
+
+    def similarity_of(self, images: Float[Tensor, "pair dim"], captions: Float[Tensor, "pair dim"]) -> Tensor:
+        """Similarity of image k with caption k."""
+        return self._scaled(torch.linalg.vecdot(images, captions))
+
+    def tiles(self) -> "TiledSimilarity":
+        """S in tiles, detached from the autograd graph."""
+        scale, bias = (factor.detach() if isinstance(factor, Tensor) else factor for factor in (self.scale, self.bias))
+        return TiledSimilarity(self.images.detach(), self.captions.detach(), *self.ids, scale=scale, bias=bias)
+
+    def _scaled(self, product: Tensor) -> Tensor:
+        product = product if self.scale is None else self.scale * product
+        return product if self.bias is None else product + self.bias
 
 
 class Tile(NamedTuple):
