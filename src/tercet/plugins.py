@@ -7,14 +7,16 @@ trusted: opening a folder from elsewhere must not run code.
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from tercet.names import suggest
+
+T = TypeVar("T")
 
 _MODULES: dict[tuple[Path, str], ModuleType] = {}
 _TRUSTED: set[Path] = set()
@@ -81,6 +83,17 @@ def from_entry_point(group: str, name: str) -> Any:
         return _entry_points(group)[name].load()
     except Exception as error:
         raise ValueError(f"the entry point {name!r} of {group} cannot be loaded: {error}") from error
+
+
+def find(what: str, name: str, builtin: Mapping[str, T], group: str) -> T:
+    """The object of this name: one of Tercet's own, or of an entry point of an installed package."""
+    if name in builtin:
+        return builtin[name]
+    if name in installed(group):
+        found: T = from_entry_point(group, name)
+        return found
+    known = [*builtin, *installed(group)]
+    raise ValueError(f"unknown {what} {name!r}{suggest(name, known)}; known: {', '.join(known)}")
 
 
 def _import(file: Path, shown: str) -> ModuleType:

@@ -6,7 +6,7 @@ from scipy import stats
 
 from tercet.evaluation import significance
 from tercet.evaluation.blocked_similarity import tiles_of_matrix
-from tercet.evaluation.metrics import METRICS, contributions, metrics_of
+from tercet.evaluation.metrics import contributions, metric_names, metrics_of
 from tercet.evaluation.positives import Positives
 from tercet.evaluation.ranks import rank_positives
 from tercet.evaluation.significance import (
@@ -180,7 +180,7 @@ def test_other_shapes_are_refused():
             compare_runs(first, second)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", metric_names())
 def test_contributions_of_images_average_to_the_metric(metric):
     random = np.random.default_rng(4)
     owners = np.sort(random.integers(0, 40, 130))  # ragged

@@ -166,6 +166,14 @@ def _serve(settings: Any) -> None:
     serve(settings, Console())
 
 
+def _list(settings: Any) -> None:
+    from rich.console import Console
+
+    from tercet.cli.list import print_list
+
+    print_list(settings, Console())
+
+
 def _import(settings: Any) -> None:
     from tercet.inference import load_original
 
@@ -228,6 +236,11 @@ COMMANDS = {
         "convert a checkpoint of the original authors to a Tercet model, without executing code in it",
         _import,
         "tercet.cli.settings:ImportSettings",
+    ),
+    "list": Command(
+        "print the names that commands take: objectives, models, recipes, formats, metrics, encoders, ...",
+        _list,
+        "tercet.cli.list:ListSettings",
     ),
 }
 

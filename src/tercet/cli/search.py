@@ -37,6 +37,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
             lambda images: encode_for_index(retriever, images),
             model,
             kind=settings.kind,
+            store=settings.store,
             source=source,
             advance=lambda done, total: progress.update(task, completed=done, total=total),
         )

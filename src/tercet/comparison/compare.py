@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tercet import runs
-from tercet.comparison.executors.base import Executor
-from tercet.comparison.executors.local import LocalExecutor
+from tercet.comparison.executors import Executor, make_executor
 from tercet.comparison.live_table import LiveTable, LrTrials, run_label
 from tercet.comparison.lr_search import TUNING_SEED, LrSearch, choose, trials
 from tercet.comparison.plan import (
@@ -34,7 +33,7 @@ from tercet.comparison.summary import fairness_note, verdict
 from tercet.comparison.tables import cost_table, format_spread, goal_tables, pairs_table, recalls_table, runs_csv
 from tercet.comparison.variants import make_variants
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
-from tercet.evaluation.metrics import METRICS
+from tercet.evaluation.metrics import metric_names
 from tercet.inference import load
 from tercet.names import suggest
 from tercet.reporting.table_formats import Table
@@ -145,11 +144,12 @@ def compare(**settings: Any) -> Comparison:
     return run_comparison(make_settings(settings), Console(stderr=True))
 
 
-def run_comparison(settings: CompareSettings, console: Console, executor: Executor | None = None) -> Comparison:
+def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     """Execute the missing runs of a comparison and test the results. Wrong input is rejected before any training."""
-    if settings.metric not in METRICS:
-        hint = suggest(settings.metric, METRICS, cutoff=0.5)
-        raise ValueError(f"--metric {settings.metric!r} cannot be tested{hint}; allowed: {', '.join(METRICS)}")
+    allowed = metric_names(larger_is_better=True)
+    if settings.metric not in allowed:
+        hint = suggest(settings.metric, allowed, cutoff=0.5)
+        raise ValueError(f"--metric {settings.metric!r} cannot be tested{hint}; allowed: {', '.join(allowed)}")
     variants = make_variants(settings)
     common = common_settings(settings, prepare_features(settings, console))
     prepared_datasets = prepare_all(variants, common)
@@ -161,7 +161,7 @@ def run_comparison(settings: CompareSettings, console: Console, executor: Execut
     check_protocols(settings, prepared_datasets)
     base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
     check_mined_tables(base_plans.values(), prepared_datasets)
-    executor = executor or LocalExecutor(prepared_datasets, settings.processes)
+    executor = make_executor(settings.executor, prepared_datasets, settings.processes)
     tuned: dict[str, LrSearch] = {}
     failures: list[Failure] = []
     plans = base_plans

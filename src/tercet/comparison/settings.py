@@ -70,6 +70,9 @@ class CompareSettings:
 
     processes: int | None = None
     """Number of runs in parallel, one process each. None: number of cores."""
+    executor: str = "local"
+    """How the runs are carried out: local processes, or an executor of an installed package (`tercet list executors`).
+    """
     runs: Path = Path("runs")
     """Folder for run folders, tables and the report."""
 

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-FormatName = Literal["karpathy", "precomp", "json-list", "table", "parquet", "folder"]
-
 
 @dataclass(frozen=True)
 class Inspect:
@@ -20,8 +18,8 @@ class Inspect:
     """Dataset file or folder, or scenes:N for N generated training scenes."""
     images: Path | None = None
     """Image folder, if it is not beside the data."""
-    format: FormatName | None = None
-    """Format of the data, if several match."""
+    format: str | None = None
+    """Format of the data, if several match: one of `tercet list formats`."""
     features: str | None = None
     """Feature name: {split}_{features}.npy in a precomp folder (ims if not given); global or regions for scenes."""
 
@@ -38,8 +36,8 @@ class Convert:
     """Output format."""
     images: Path | None = None
     """Image folder, if it is not beside the data."""
-    format: FormatName | None = None
-    """Format of the data, if several match."""
+    format: str | None = None
+    """Format of the data, if several match: one of `tercet list formats`."""
     features: str | None = None
     """Feature name: {split}_{features}.npy in a precomp folder (ims if not given); global or regions for scenes."""
     captions: Path | None = None
@@ -74,8 +72,8 @@ class Features:
     """Data type of the features."""
     images: Path | None = None
     """Image folder, if it is not beside the data."""
-    format: FormatName | None = None
-    """Format of the data, if several match."""
+    format: str | None = None
+    """Format of the data, if several match: one of `tercet list formats`."""
     features: str | None = None
     """Features to copy with --image-encoder none: {split}_{features}.npy (ims if not given)."""
     skip_bad: bool = False

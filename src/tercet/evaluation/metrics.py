@@ -1,22 +1,22 @@
-"""Ranks -> metrics: recalls, ranks, mAP, nDCG and cross-retrieval ranks, and what each image contributes to a recall.
+"""Ranks -> metrics: recalls, ranks, mAP, nDCG and cross-retrieval ranks, and what each image contributes to a metric.
 
-`direction_metrics` counts R@k: `100 * (best <= k).mean()` of the best rank of each query ("any positive in the top k").
+`METRICS` holds a value per query for each; R@k is `100 * (best <= k)` of the best rank ("any positive in the top k").
 With ties "expected", metrics are exact means over all orders of tied candidates (`TieBlocks`), without sampling.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from tercet.evaluation.ranks import DirectionRanks, Ranks
+from tercet.plugins import from_entry_point, installed
 
 CUTOFFS = (1, 5, 10)
 RECALLS = tuple(f"{direction}_r{k}" for direction in ("i2t", "t2i") for k in CUTOFFS)
-METRICS = (*RECALLS, "rsum", "i2t_ar", "t2i_ar")
-"""Metrics that `contributions` can split by image."""
 # Shares of pairs by cross-retrieval rank, as in AOQ's histogram: name -> (exclusive lower, inclusive upper) rank.
 CROSS_SHARES = {
     "cross_1": (0, 1),
@@ -26,8 +26,58 @@ CROSS_SHARES = {
     "cross_over_200": (200, np.inf),
 }
 PUBLISHED_DEPTH = 5
+ENTRY_POINTS = "tercet.metrics"
 
 PerBlock = Int[np.ndarray, " block"]
+PerQuery = Float[np.ndarray, " query"]
+
+
+@dataclass(frozen=True)
+class QueryRanks:
+    """The ranks of one direction, of all positives of all queries: by query (from 0), best rank first."""
+
+    query: Int[np.ndarray, " positive"]
+    rank: Float[np.ndarray, " positive"]
+    """1-based, among all candidates."""
+    nth: Int[np.ndarray, " positive"]
+    """1 for the best positive of its query, 2 for the next, and so on."""
+    positives: Int[np.ndarray, " query"]
+    """Number of positives of each query."""
+
+    @staticmethod
+    def of(anchor: np.ndarray, rank: np.ndarray) -> tuple["QueryRanks", np.ndarray]:
+        """From pairs in any order; also returns that order."""
+        order = np.lexsort((rank, anchor))
+        _, first, query, positives = np.unique(
+            anchor[order], return_index=True, return_inverse=True, return_counts=True
+        )
+        return QueryRanks(
+            query, rank[order].astype(np.float64), np.arange(len(order)) - first[query] + 1, positives
+        ), order
+
+    @property
+    def best(self) -> PerQuery:
+        """The rank of each query's best positive."""
+        return self.rank[self.nth == 1]
+
+    def sum(self, values: np.ndarray) -> PerQuery:
+        """The sum over the positives of each query."""
+        return np.bincount(self.query, values, minlength=len(self.positives))
+
+
+class Metric(NamedTuple):
+    """A metric: its value for each query; the metric of a direction is their mean.
+
+    `expected` is the exact mean over all orders of tied candidates. Without it the metric is left out if ties are
+    "expected" and there are some.
+    """
+
+    per_query: Callable[[QueryRanks], np.ndarray]
+    expected: Callable[["TieBlocks"], np.ndarray] | None = None
+    larger_is_better: bool = True
+    scale: float = 1.0
+    """Factor on the mean, for example 100 for percent."""
+    description: str = ""
 
 
 def metrics_of(ranks: Ranks) -> dict[str, float]:
@@ -43,48 +93,53 @@ def metrics_of(ranks: Ranks) -> dict[str, float]:
 def direction_metrics(ranks: DirectionRanks) -> dict[str, float]:
     """Return the metrics of one direction, averaged over queries that have a positive.
 
-    `r1`, `r5`, `r10` are recalls in percent, `ar` is their mean, `medr` the floor of the median best rank, `meanr` the
-    mean best rank. `map5` averages precision at hits within 5 over min(5, positives), `map5_published` over the hits
-    found. `rprecision` and `map_r` have a depth of the query's number of positives. `ndcg` is binary, over all ranks.
+    Those of `all_metrics`; `ar` is the mean of the three recalls, `medr` the floor of the median best rank.
     """
     if not len(ranks.anchor):
         raise ValueError("no query has a positive: there is nothing to evaluate")
-    order = np.lexsort((ranks.rank, ranks.anchor))
-    _, first, query, positives = np.unique(
-        ranks.anchor[order], return_index=True, return_inverse=True, return_counts=True
-    )
-    best = ranks.rank[order][first]
+    of_queries, order = QueryRanks.of(ranks.anchor, ranks.rank)
+    blocks = None
     if ranks.tied.any():
-        blocks = TieBlocks.of(query, ranks.ahead[order], ranks.tied[order], positives)
-        recalls = {f"r{k}": 100 * blocks.recall(k).mean() for k in CUTOFFS}
-        deep = expected_deep_metrics(blocks, ranks.candidates)
-    else:
-        recalls = {f"r{k}": 100 * (best <= k).mean() for k in CUTOFFS}
-        nth = np.arange(len(order)) - first[query] + 1
-        deep = _deep_metrics(ranks.rank[order], nth, query, positives)
-    metrics = {
-        **recalls,
-        "ar": sum(recalls.values()) / len(CUTOFFS),
+        tied = ranks.ahead[order], ranks.tied[order]
+        blocks = TieBlocks.of(of_queries.query, *tied, of_queries.positives, ranks.candidates)
+    values = {}
+    for name, metric in all_metrics().items():
+        if blocks is None:
+            values[name] = metric.scale * metric.per_query(of_queries).mean()
+        elif metric.expected is not None:
+            values[name] = metric.scale * metric.expected(blocks).mean()
+    best = of_queries.best
+    values |= {
+        "ar": sum(values[f"r{k}"] for k in CUTOFFS) / len(CUTOFFS),
         "medr": np.floor(np.median(best)),
         "meanr": best.mean(),
-        **{name: values.mean() for name, values in deep.items()},
-        "queries": len(first),
+        "queries": len(best),
     }
-    return {name: float(value) for name, value in metrics.items()}
+    return {name: float(value) for name, value in values.items()}
 
 
-def _deep_metrics(rank: np.ndarray, nth: np.ndarray, query: np.ndarray, positives: np.ndarray) -> dict[str, np.ndarray]:
-    """Return, per query, the metrics beyond the best positive, from integer ranks in ascending order; `nth` from 1."""
-    precision = nth / rank
-    within_5, within_r = rank <= 5, rank <= positives[query]
-    precision_5 = np.bincount(query, precision * within_5)
-    return {
-        "map5": precision_5 / np.minimum(positives, 5),
-        "map5_published": precision_5 / np.maximum(np.bincount(query, within_5), 1),
-        "rprecision": np.bincount(query, within_r) / positives,
-        "map_r": np.bincount(query, precision * within_r) / positives,
-        "ndcg": np.bincount(query, 1 / np.log2(1 + rank)) / ideal_gain(positives),
-    }
+def all_metrics() -> dict[str, Metric]:
+    """Name -> metric: Tercet's own and those of installed packages."""
+    return METRICS | {name: from_entry_point(ENTRY_POINTS, name) for name in installed(ENTRY_POINTS)}
+
+
+def metric_names(*, larger_is_better: bool = False) -> list[str]:
+    """Names of the metrics of an evaluation that have a value per query, and their sums."""
+    names = [name for name, metric in all_metrics().items() if metric.larger_is_better or not larger_is_better]
+    return ["rsum", *(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in [*names, "ar"])]
+
+
+def _precision_within(ranks: QueryRanks, depth: np.ndarray) -> PerQuery:
+    """The sum of precision at hits within a depth per query."""
+    return ranks.sum(ranks.nth / ranks.rank * (ranks.rank <= depth[ranks.query]))
+
+
+def _hits_within(ranks: QueryRanks, depth: np.ndarray) -> PerQuery:
+    return ranks.sum(ranks.rank <= depth[ranks.query])
+
+
+def _five(ranks: "QueryRanks | TieBlocks") -> np.ndarray:
+    return np.full(len(ranks.positives if isinstance(ranks, QueryRanks) else ranks.query_positives), 5)
 
 
 def ideal_gain(positives: np.ndarray) -> np.ndarray:
@@ -128,17 +183,24 @@ def contributions(ranks: Mapping[str, np.ndarray], metric: str = "rsum") -> Floa
     >>> contributions({name: np.array(array) for name, array in ranks.items()}, "i2t_r1")
     array([100.,   0.])
     """
-    if metric not in METRICS:
-        raise ValueError(f"{metric!r} cannot be split by image; allowed: {', '.join(METRICS)}")
     if metric == "rsum":
         return np.sum([contributions(ranks, name) for name in RECALLS], axis=0)
     direction, _, name = metric.partition("_")
-    if name == "ar":
+    if name == "ar" and direction in ("i2t", "t2i"):
         return np.mean([contributions(ranks, f"{direction}_r{k}") for k in CUTOFFS], axis=0)
-    cutoff = int(name[1:])
-    images = int(_image_of_pairs(ranks, direction).max()) + 1
-    hits = _i2t_hits(ranks, cutoff, images) if direction == "i2t" else _t2i_hits(ranks, cutoff, images)
-    return 100 * hits
+    if direction not in ("i2t", "t2i") or name not in all_metrics():
+        raise ValueError(f"{metric!r} cannot be split by image; allowed: {', '.join(metric_names())}")
+    image = _image_of_pairs(ranks, direction)
+    images = int(image.max()) + 1
+    if name in RECALL_CUTOFFS:
+        hits = _i2t_hits if direction == "i2t" else _t2i_hits
+        return 100 * hits(ranks, RECALL_CUTOFFS[name], images)
+    anchor = image if direction == "i2t" else _captions_of_pairs(ranks, direction)
+    of_queries, order = QueryRanks.of(anchor, ranks[f"{direction}_rank"])
+    metric_of = all_metrics()[name]
+    values = metric_of.scale * metric_of.per_query(of_queries)
+    image_of_query = image[order][of_queries.nth == 1]
+    return np.bincount(image_of_query, values, minlength=images) * (images / len(values))
 
 
 def _i2t_hits(ranks: Mapping[str, np.ndarray], cutoff: int, images: int) -> np.ndarray:
@@ -153,6 +215,10 @@ def _t2i_hits(ranks: Mapping[str, np.ndarray], cutoff: int, images: int) -> np.n
     """Return, per image, its captions that rank it within the cutoff, divided by the mean captions per image."""
     image = _image_of_pairs(ranks, "t2i")
     return np.bincount(image, ranks["t2i_rank"] <= cutoff, minlength=images) * (images / len(image))
+
+
+def _captions_of_pairs(ranks: Mapping[str, np.ndarray], direction: str) -> np.ndarray:
+    return ranks["caption"] if "caption" in ranks else ranks[f"{direction}_caption"]
 
 
 def _image_of_pairs(ranks: Mapping[str, np.ndarray], direction: str) -> np.ndarray:
@@ -174,9 +240,12 @@ class TieBlocks:
     positives: PerBlock
     query_positives: Int[np.ndarray, " query"]
     """Total positives of each query."""
+    candidates: int
 
     @staticmethod
-    def of(query: np.ndarray, ahead: np.ndarray, tied: np.ndarray, query_positives: np.ndarray) -> "TieBlocks":
+    def of(
+        query: np.ndarray, ahead: np.ndarray, tied: np.ndarray, query_positives: np.ndarray, candidates: int
+    ) -> "TieBlocks":
         """Build from positives sorted by query and rank.
 
         Positives with equal `ahead` and `tied` are one block, or equivalent to one.
@@ -192,6 +261,7 @@ class TieBlocks:
             tied[start],
             np.diff(np.append(start, len(query))),
             query_positives,
+            candidates,
         )
 
     @property
@@ -213,20 +283,32 @@ class TieBlocks:
         return 1 - missed
 
 
-def expected_deep_metrics(blocks: TieBlocks, candidates: int) -> dict[str, np.ndarray]:
-    """Return, per query, the expected values of the metrics of `_deep_metrics` over all orders of ties."""
-    positives = blocks.query_positives
-    discount = np.append(0.0, np.cumsum(1 / np.log2(np.arange(2, candidates + 2))))
+def _expected_ndcg(blocks: TieBlocks) -> PerQuery:
+    discount = np.append(0.0, np.cumsum(1 / np.log2(np.arange(2, blocks.candidates + 2))))
     gain = blocks.positives / blocks.size * (discount[blocks.skipped + blocks.size] - discount[blocks.skipped])
-    precision_5, _ = _expected_within(blocks, np.full(len(positives), 5))
-    precision_r, hits_r = _expected_within(blocks, positives)
-    return {
-        "map5": precision_5 / np.minimum(positives, 5),
-        "map5_published": _expected_map5_published(blocks),
-        "rprecision": hits_r / positives,
-        "map_r": precision_r / positives,
-        "ndcg": np.bincount(blocks.query, gain) / discount[positives],
-    }
+    return np.bincount(blocks.query, gain) / discount[blocks.query_positives]
+
+
+def _expected_best(blocks: TieBlocks, value: Callable[[np.ndarray], np.ndarray]) -> PerQuery:
+    """The mean of a function of the best rank: that of the first positive in the first block of each query."""
+    first = np.flatnonzero(blocks.before == 0)
+    p, g, ahead = blocks.positives[first], blocks.negatives[first], blocks.ahead[first]
+    total, none_yet = np.zeros(len(first)), np.ones(len(first))
+    for t in range(int(g.max()) + 1):  # t negatives of the block come before its first positive
+        remaining = np.maximum(p + g - t, 1)
+        total += np.where(t <= g, none_yet * p / remaining * value(ahead + t + 1), 0.0)
+        none_yet = none_yet * np.maximum(g - t, 0) / remaining
+    return total
+
+
+def _expected_map(blocks: TieBlocks) -> PerQuery:
+    """Mean precision at all positives: a sum over the ranks of every block, in closed form by harmonic numbers."""
+    harmonic = np.append(0.0, np.cumsum(1 / np.arange(1, blocks.candidates + 1)))
+    # At the n-th rank of its block a hit has precision (before + 1 + (n - 1) others) / (skipped + n).
+    others = (blocks.positives - 1) / np.maximum(blocks.size - 1, 1)
+    ranks = harmonic[blocks.skipped + blocks.size] - harmonic[blocks.skipped]
+    precision = others * blocks.size + (blocks.before + 1 - others * (blocks.skipped + 1)) * ranks
+    return np.bincount(blocks.query, blocks.positives / blocks.size * precision) / blocks.query_positives
 
 
 def _expected_within(blocks: TieBlocks, depth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -274,3 +356,67 @@ def _outcome_probability(blocks: TieBlocks, block_at: np.ndarray, outcome: tuple
         probability *= positive if hit else 1 - positive
         block_hits = block_hits + hit
     return np.maximum(probability, 0.0)
+
+
+def _recall(k: int) -> Metric:
+    return Metric(
+        lambda ranks: ranks.best <= k,
+        lambda blocks: blocks.recall(k),
+        scale=100,
+        description=f"R@{k}, percent of queries with any positive in the top {k}",
+    )
+
+
+def _fraction_recall(k: int) -> Metric:
+    def depth(queries: int) -> np.ndarray:
+        return np.full(queries, k)
+
+    return Metric(
+        lambda ranks: _hits_within(ranks, depth(len(ranks.positives))) / ranks.positives,
+        lambda blocks: _expected_within(blocks, depth(len(blocks.query_positives)))[1] / blocks.query_positives,
+        scale=100,
+        description=f"percent of a query's positives in the top {k}",
+    )
+
+
+# One entry per metric. A metric from outside is an entry point of the group `tercet.metrics`.
+METRICS: dict[str, Metric] = {
+    **{f"r{k}": _recall(k) for k in CUTOFFS},
+    "map5": Metric(
+        lambda ranks: _precision_within(ranks, _five(ranks)) / np.minimum(ranks.positives, 5),
+        lambda blocks: _expected_within(blocks, _five(blocks))[0] / np.minimum(blocks.query_positives, 5),
+        description="precision at hits within 5, over min(5, positives)",
+    ),
+    "map5_published": Metric(
+        lambda ranks: _precision_within(ranks, _five(ranks)) / np.maximum(_hits_within(ranks, _five(ranks)), 1),
+        _expected_map5_published,
+        description="precision at hits within 5, over the hits found",
+    ),
+    "rprecision": Metric(
+        lambda ranks: _hits_within(ranks, ranks.positives) / ranks.positives,
+        lambda blocks: _expected_within(blocks, blocks.query_positives)[1] / blocks.query_positives,
+        description="share of positives among the first ranks, as many as there are positives",
+    ),
+    "map_r": Metric(
+        lambda ranks: _precision_within(ranks, ranks.positives) / ranks.positives,
+        lambda blocks: _expected_within(blocks, blocks.query_positives)[0] / blocks.query_positives,
+        description="precision at hits within as many ranks as there are positives",
+    ),
+    "ndcg": Metric(
+        lambda ranks: ranks.sum(1 / np.log2(1 + ranks.rank)) / ideal_gain(ranks.positives),
+        _expected_ndcg,
+        description="normalized discounted cumulative gain, binary, over all ranks",
+    ),
+    "mrr": Metric(
+        lambda ranks: 1 / ranks.best,
+        lambda blocks: _expected_best(blocks, lambda rank: 1 / rank),
+        description="reciprocal of the best positive's rank",
+    ),
+    "map": Metric(
+        lambda ranks: ranks.sum(ranks.nth / ranks.rank) / ranks.positives,
+        _expected_map,
+        description="average precision over all positives",
+    ),
+    **{f"fr{k}": _fraction_recall(k) for k in CUTOFFS},
+}
+RECALL_CUTOFFS = {f"r{k}": k for k in CUTOFFS}

@@ -25,7 +25,7 @@ from tercet.data.textio import read_json
 from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.metadata import Item, checksum_of, printable, read_items, write_items
 from tercet.search.two_stage import IndexedVectors
-from tercet.search.vector_store import FaissStore, Kind, Store, measure_recall
+from tercet.search.vector_store import Kind, VectorStore, measure_recall, store_type
 from tercet.storage import LOCK, exclusive_lock, sync_file, write_json
 
 MANIFEST, ITEMS, VECTORS, REGIONS = "index.json", "items.jsonl", "vectors.npy", "parts.npy"
@@ -43,7 +43,7 @@ class Index:
     manifest: dict[str, Any]
     items: list[Item]
     vectors: Float[np.ndarray, "item dim"]
-    store: Store
+    store: VectorStore
     regions: Float[np.ndarray, "item region region_dim"] | None = None
     """Regions or visual tokens, for models that re-rank; memory-mapped."""
 
@@ -79,7 +79,7 @@ def open_index(folder: str | Path) -> Index:
 def _open_generation(folder: Path, manifest: dict[str, Any]) -> Index:
     generation = folder / manifest["generation"]
     items, vectors = read_items(generation / ITEMS), _memory_map(generation / VECTORS)
-    store = FaissStore.load(generation)
+    store = store_type(manifest.get("store", "faiss")).load(generation)
     regions = _memory_map(generation / REGIONS) if (generation / REGIONS).exists() else None
     if not len(items) == len(vectors) == len(store) == len(vectors if regions is None else regions):
         raise ValueError(
@@ -95,19 +95,22 @@ def update_index(
     model: dict[str, Any],
     *,
     kind: Kind | None = None,
+    store: str | None = None,
     source: str | None = None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> IndexUpdate:
     """Make the index contain exactly these images; only new and changed ones are embedded.
 
-    `kind` defaults to that of the existing index, or flat. `source` is the dataset, for images that are not files of
-    their own. `advance(done, total)` reports progress.
+    `kind` and `store` default to those of the existing index, or flat and faiss. `source` is the dataset, for images
+    that are not files of their own. `advance(done, total)` reports progress.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder):
         existing = open_index(folder) if (folder / MANIFEST).is_file() else None
         _check_folder(folder)
         kind = kind or (existing.manifest["kind"] if existing is not None else "flat")
+        store = store or (existing.manifest.get("store") if existing is not None else None) or "faiss"
+        store_type(store)  # raises before any image is read
         if existing is not None and existing.manifest["model"]["weights"] != model["weights"]:
             raise ValueError(
                 f"{folder} was built with another model, {existing.manifest['model']['path']}: an index cannot mix the "
@@ -125,7 +128,7 @@ def update_index(
         if not readable:
             first_error = f"; first error: {next(iter(errors.values()))}" if errors else ""
             raise ValueError(f"none of {len(image_files):,} images could be read{first_error}")
-        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, source)
+        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, store, source)
         cache.delete_files()
     added = [item for item in readable if item.path not in old_items]
     changed = [item for item in readable if item.path in old_items and old_items[item.path].checksum != item.checksum]
@@ -213,6 +216,7 @@ def _write_generation(
     errors: Mapping[str, str],
     model: dict[str, Any],
     kind: Kind,
+    store_name: str,
     source: str | None,
 ) -> float | None:
     """Write a generation, then the manifest that names it, then delete the previous one. Return the recall of HNSW."""
@@ -222,7 +226,7 @@ def _write_generation(
     generation.mkdir()
     checksums = [item.checksum for item in items]
     vectors = cache.vectors(checksums)
-    store = FaissStore.of(vectors, kind)
+    store = store_type(store_name).of(vectors, kind)
     store.save(generation)
     np.save(generation / VECTORS, vectors)
     cache.write_regions(generation / REGIONS, checksums)
@@ -231,6 +235,7 @@ def _write_generation(
     (generation / UNREADABLE).write_text(unreadable, encoding="utf-8")
     recall = measure_recall(store, vectors) if kind != "flat" else None
     manifest = {"what": "index", "model": model, "generation": generation.name, "kind": kind, "recall": recall}
+    manifest["store"] = store_name
     manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
     for file in generation.iterdir():
         sync_file(file)

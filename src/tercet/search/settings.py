@@ -25,6 +25,8 @@ class IndexSettings:
     """Index folder."""
     kind: Literal["flat", "hnsw"] | None = None
     """flat: exact; hnsw: approximate, faster from 1M images, prints recall. None: as the existing index, or flat."""
+    store: str | None = None
+    """Vector store: faiss, or one of an installed package (`tercet list stores`). None: that of the index, or faiss."""
     trust: tuple[Path, ...] = ()
     """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""
 

@@ -1,10 +1,12 @@
-"""Nearest-neighbour search over vectors: the `Store` interface and its faiss implementation."""
+"""Nearest-neighbour search over vectors: the interface of a store, its faiss implementation, and stores by name."""
 
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
+
+from tercet.plugins import find
 
 Kind = Literal["flat", "hnsw"]
 HNSW_NEIGHBORS = 32  # links per node (M)
@@ -13,7 +15,7 @@ RECALL_SAMPLE = 200  # queries on which the recall of HNSW is measured
 
 
 @runtime_checkable
-class Store(Protocol):
+class VectorStore(Protocol):
     """Nearest-neighbour search by dot product, larger is closer. Vectors are identified by their row."""
 
     def __len__(self) -> int: ...
@@ -24,7 +26,18 @@ class Store(Protocol):
         """Return (similarities, rows), most similar first; fewer than k if the store is smaller."""
         ...
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> None:
+        """Write what `load` needs into the folder of the index."""
+        ...
+
+
+@runtime_checkable
+class VectorStoreType(Protocol):
+    """What is registered under a name: builds a store from vectors, or loads one that was saved."""
+
+    def of(self, vectors: Float[np.ndarray, "item dim"], kind: Kind = "flat") -> VectorStore: ...
+
+    def load(self, folder: Path) -> VectorStore: ...
 
 
 class FaissStore:
@@ -70,7 +83,16 @@ class FaissStore:
         return nearest
 
 
-def measure_recall(store: Store, vectors: Float[np.ndarray, "item dim"], k: int = 10) -> float:
+STORES: dict[str, VectorStoreType] = {"faiss": FaissStore}
+ENTRY_POINTS = "tercet.stores"
+
+
+def store_type(name: str) -> VectorStoreType:
+    """The store of this name: Tercet's own, or of an installed package."""
+    return find("vector store", name, STORES, ENTRY_POINTS)
+
+
+def measure_recall(store: VectorStore, vectors: Float[np.ndarray, "item dim"], k: int = 10) -> float:
     """Return the share of the exact k nearest that the store finds, with a sample of its own vectors as queries."""
     sample = np.linspace(0, len(vectors) - 1, min(RECALL_SAMPLE, len(vectors))).astype(np.int64)
     exact = FaissStore.of(vectors).search(vectors[sample], k)[1]

@@ -11,9 +11,9 @@ from tercet.data.paired_dataset import PairedData, Source
 from tercet.data.samplers import by_length
 from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.transforms import Pixels
-from tercet.evaluation import Evaluation, Tiles, evaluate, evaluate_tiles, tiles_of_blocks, tiles_of_embeddings
+from tercet.evaluation import Evaluation, Tiles, evaluate_tiles, tiles_of_blocks, tiles_of_embeddings
 from tercet.evaluation.blocked_similarity import tiles_of_matrix
-from tercet.evaluation.metrics import metrics_of
+from tercet.evaluation.metrics import metric_names, metrics_of
 from tercet.evaluation.ranks import Ranks
 from tercet.evaluation.rerank import Reranked, rerank
 from tercet.interfaces import CaptionBatchSize, Reranker, RetrievalModel
@@ -53,9 +53,7 @@ def evaluate_split(model: RetrievalModel, data: PairedData) -> Evaluation:
 
 def check_select_metric(select_metric: str) -> None:
     """Check --select-metric before training: only metrics whose larger values are better can select weights."""
-    example = torch.eye(2)
-    names = [name for name in evaluate(example, example.bool()) if name == "rsum" or name.startswith(("i2t_", "t2i_"))]
-    known = [name for name in names if not name.endswith(("_medr", "_meanr", "_queries"))]
+    known = metric_names(larger_is_better=True)
     for name in select_metric.split("+"):
         if name not in known:
             hint = suggest(name, known)

@@ -1,4 +1,7 @@
-"""Interface of an executor: it takes planned runs and executes them; results are in the run folders."""
+"""Interface of an executor: it takes planned runs and executes them; results are in the run folders.
+
+`EXECUTORS` has those of Tercet; others come from entry points of the group `tercet.executors`.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +31,7 @@ class ExecutorEvents(Protocol):
 
 @runtime_checkable
 class Executor(Protocol):
-    """Implemented by local processes (`local.py`); a cluster could be another."""
+    """Implemented by local processes (`local.py`)."""
 
     def run(self, plans: Sequence[PlannedRun], events: ExecutorEvents) -> None:
         """Return when every run has finished or failed. A failed run does not stop the others.

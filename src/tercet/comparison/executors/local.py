@@ -40,7 +40,10 @@ class _ActiveRun:
 
 
 class LocalExecutor:
-    """`processes`: runs in parallel; None is the number of cores."""
+    """One process per run on this machine.
+
+    `processes`: runs in parallel; None is the number of cores.
+    """
 
     def __init__(self, prepared_datasets: PreparedDatasets, processes: int | None = None) -> None:
         self._prepared_datasets, self._processes = prepared_datasets, processes

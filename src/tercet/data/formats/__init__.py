@@ -9,9 +9,15 @@ from tercet.data.dataset import DataSet
 from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
 from tercet.data.scenes import scenes_data_set
 from tercet.data.textio import ErrorPolicy
+from tercet.plugins import find, from_entry_point, installed
+
+ENTRY_POINTS = "tercet.formats"
 
 
 class Format(NamedTuple):
+    """How to read a format. `read` takes the path, the folder of the images if it is elsewhere, and what to do with
+    invalid items."""
+
     recognise: Callable[[Path], bool]
     read: Callable[[Path, Path | None, ErrorPolicy], DataSet]
     description: str
@@ -52,15 +58,14 @@ def open_data(
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
     name = detect_format(path) if format is None else format
-    if name not in FORMATS:
-        raise ValueError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
+    known = find("format", name, FORMATS, ENTRY_POINTS)
     image_folder = None if images is None else Path(images)
     if features is not None:
         if name != "precomp":
             raise ValueError(f"{path} has format {name}: feature files can only be selected in a precomp folder")
         return precomp.read(path, image_folder, errors, features)
     try:
-        data = FORMATS[name].read(path, image_folder, errors)
+        data = known.read(path, image_folder, errors)
     except (TypeError, AttributeError, KeyError, IndexError) as error:  # valid syntax with unexpected content
         raise ValueError(f"{path}: invalid content for format {name}: {type(error).__name__}: {error}") from error
     if not any(len(split.texts) for split in data.splits.values()):
@@ -68,13 +73,18 @@ def open_data(
     return data
 
 
+def all_formats() -> dict[str, Format]:
+    """Name -> format: Tercet's own and those of installed packages."""
+    return FORMATS | {name: from_entry_point(ENTRY_POINTS, name) for name in installed(ENTRY_POINTS)}
+
+
 def detect_format(path: Path) -> str:
     """The one format that matches; `ValueError` if none or several do."""
-    matching = [name for name, known in FORMATS.items() if known.recognise(path)]
+    matching = [name for name, known in all_formats().items() if known.recognise(path)]
     if len(matching) == 1:
         return matching[0]
     if not matching:
-        known = "; ".join(f"{name}: {fmt.description}" for name, fmt in FORMATS.items())
+        known = "; ".join(f"{name}: {fmt.description}" for name, fmt in all_formats().items())
         raise ValueError(f"{path}: unknown dataset format; known formats are {known}")
     raise ValueError(
         f"{path} matches the formats {' and '.join(matching)}: pass --format, or the file instead of the folder"

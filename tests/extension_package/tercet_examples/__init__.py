@@ -1,0 +1,1 @@
+"""Examples of every extension point of Tercet."""
