@@ -31,9 +31,17 @@ WARM_STEP = 25  # not a step at which samples are counted: those are every twent
 
 def file_of(frame) -> str | None:
     name = frame.f_code.co_filename
-    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # the body of a module or class: an import, not a call
-        return None
-    return str(Path(name).relative_to(PACKAGE)) if name.startswith(str(PACKAGE)) else None
+    return str(Path(name).relative_to(PACKAGE)) if name.startswith(str(PACKAGE)) and not is_import(frame) else None
+
+
+def is_import(frame) -> bool:
+    """Whether the frame is the body of a module or class, or was called from one: an import is not a call."""
+    while frame is not None:
+        is_body = not frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        if is_body and frame.f_code.co_filename.startswith(str(PACKAGE)):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def files_of_a_step() -> set[str]:

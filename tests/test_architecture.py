@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "analysis.reports": LIBRARY | {"runs", "training", "comparison", "reporting"},
     "search": LIBRARY | {"runs", "training", "reporting"},
     "serve": LIBRARY | {"runs", "training", "reporting", "search"},
-    "cli": LIBRARY | {"runs", "training", "comparison", "analysis.reports", "search", "serve"},
+    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve"},
     "__main__": {"cli"},
 }
 SUBPARTS = {part for part in MAY_IMPORT if "." in part}

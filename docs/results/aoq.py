@@ -8,6 +8,7 @@ from statistics import mean, stdev
 import flickr8k
 import numpy as np
 
+from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import cross_ranks_of
 from tercet.evaluation.significance import compare_runs, detectable, holm
 
@@ -27,7 +28,9 @@ def line_of(line: dict, run: Path) -> dict:
     """With per-image contributions to rsum, counts of cross-retrieval ranks, and mined negatives active at the end."""
     with np.load(run / "ranks.npz") as ranks:
         arrays = dict(ranks)
-    cross = cross_ranks_of(arrays, images=int(arrays["image"].max()) + 1, captions=int(arrays["caption"].max()) + 1)
+    cross = cross_ranks_of(
+        RankTable(arrays), images=int(arrays["image"].max()) + 1, captions=int(arrays["caption"].max()) + 1
+    )
     counts = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines() if '"cocos"' in text]
     active = [count["cocos"]["mined_active"] for count in counts if "mined_active" in count["cocos"]]
     return line | {

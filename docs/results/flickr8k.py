@@ -6,6 +6,7 @@ from statistics import mean, median, stdev
 import numpy as np
 from scipy.stats import spearmanr
 
+from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions
 from tercet.evaluation.significance import compare_runs, detectable, holm, seeds_needed
 
@@ -38,7 +39,7 @@ COMMANDS = {
 
 def packed(ranks: dict[str, np.ndarray]) -> str:
     """Contribution of each image to rsum, one digit per image: 5 per hit of the image, 1 per hit of a caption."""
-    hits = np.rint(contributions(ranks, "rsum") / 20).astype(int)
+    hits = np.rint(contributions(RankTable(ranks), "rsum") / 20).astype(int)
     return "".join(DIGITS[count] for count in hits)
 
 

@@ -31,7 +31,7 @@ from tercet.models.convert.state_dicts import EXTRA_WORDS, original_model
 from tercet.models.parts.backbone import image_size_of, max_positions
 from tercet.plugins import check_trusted, is_file_name, source_checksum
 from tercet.similarity import concat_padded
-from tercet.storage import atomic_directory, sha256_of
+from tercet.storage import FORMAT_VERSION, atomic_directory, check_format, sha256_of
 from tercet.types import Similarity
 
 CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
@@ -168,6 +168,7 @@ class Retriever(nn.Module):
             preprocessor["tokenizer"] = TOKENIZER
         content = {
             "tercet": tercet.__version__,
+            "format_version": FORMAT_VERSION,
             "system": self.system,
             "source": source_checksum(self.system) if is_file_name(self.system) else None,
             "settings": asdict(self.model.settings),
@@ -224,6 +225,7 @@ def load(path: str | Path) -> Retriever:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
     content = read_json(folder / CONFIG)
+    check_format(content.get("format_version") if isinstance(content, dict) else None, folder / CONFIG)
     if isinstance(content, dict) and is_file_name(str(content.get("system"))):
         check_trusted(content["system"], content.get("source"), folder)
     try:

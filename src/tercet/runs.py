@@ -26,7 +26,7 @@ import numpy as np
 
 import tercet
 from tercet.plugins import is_file_name
-from tercet.storage import atomic_write, write_json
+from tercet.storage import FORMAT_VERSION, atomic_write, check_format, write_json
 
 SETTINGS, MACHINE, METRICS, RANKS = "settings.json", "machine.json", "metrics.jsonl", "ranks.npz"
 STATE, LOG, EVALUATION = "state", "log.txt", "evaluation.json"
@@ -49,8 +49,11 @@ def run_hash(settings: dict[str, Any], data_checksum: str) -> str:
 
 
 def find_run(root: Path, identity: str) -> Path | None:
-    """Return the finished folder with this hash, if there is one."""
-    return next((folder for folder in _folders(root, identity) if is_finished(folder)), None)
+    """Return the finished folder with this hash, if there is one; `ValueError` if it has another format version."""
+    finished = next((folder for folder in _folders(root, identity) if is_finished(folder)), None)
+    if finished is not None:
+        read_machine(finished)
+    return finished
 
 
 def is_finished(folder: Path) -> bool:
@@ -95,8 +98,8 @@ def has_started(folder: Path) -> bool:
 
 def finish_run(folder: Path, conditions: dict[str, Any], *, seconds: float) -> None:
     """Mark the run as finished: the folder is never written to again. Removes its checkpoints."""
-    content = {"ended": "finished", "seconds": seconds, "finished": _now(), **conditions, **machine()}
-    write_json(folder / MACHINE, content)
+    content = {"format_version": FORMAT_VERSION, "ended": "finished", "seconds": seconds, "finished": _now()}
+    write_json(folder / MACHINE, content | conditions | machine())
     remove_checkpoints(folder)
 
 
@@ -198,7 +201,10 @@ def read_triplets(run: Path) -> dict[int, dict[str, list[float | None]]]:
 
 
 def read_machine(run: Path) -> dict[str, Any]:
-    return _read_json(run / MACHINE, run)
+    """Return how and where a run was made. Every reader of a finished run calls this: it checks the format version."""
+    content = _read_json(run / MACHINE, run)
+    check_format(content.get("format_version"), run / MACHINE)
+    return content
 
 
 def read_settings(run: Path) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Atomic files and folders, locks and checksums. A final name never holds incomplete content."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -11,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+FORMAT_VERSION = 1
+"""Of run folders, saved models, checkpoints, indexes, features and mined tables."""
 LOCK = ".lock"
 
 
@@ -57,7 +60,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         try:
             yield unfinished
-            (unfinished / LOCK).unlink()
+            (unfinished / LOCK).unlink(missing_ok=True)
             unfinished.rename(target)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -73,22 +76,35 @@ def resumable_directory(target: Path) -> Iterator[Path]:
         for leftover in unfinished.glob(".*.tmp"):
             leftover.unlink()
         yield unfinished
-        (unfinished / LOCK).unlink()
+        (unfinished / LOCK).unlink(missing_ok=True)
         os.replace(unfinished, target)
 
 
 @contextmanager
 def exclusive_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Lock a folder against other processes. If it is locked, raise or, with `on_wait`, call that and wait."""
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if on_wait is None:
-                raise ValueError(f"another process is writing to {folder}") from error
-            on_wait()
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        if on_wait is None:
+            raise ValueError(f"another process is writing to {folder}") from error
+        on_wait()
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
+
+
+def check_format(version: object, file: Path) -> None:
+    """Refuse what another version of Tercet wrote in another format, in one line."""
+    if version != FORMAT_VERSION:
+        found = "has no format version" if version is None else f"has format version {version!r}"
+        raise ValueError(
+            f"{file} {found}, and this Tercet reads version {FORMAT_VERSION}: make it again, or use the Tercet that "
+            "wrote it"
+        )
 
 
 def sha256_of(files: Iterable[Path]) -> str:
@@ -109,6 +125,8 @@ def sync_file(file: Path) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Flush the folder entry to disk, so that the name survives a power cut."""
+    if os.name == "nt":  # Windows cannot open a folder
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -5,6 +5,7 @@ import numpy as np
 from tercet import runs
 from tercet.comparison.results import Results, read_run
 from tercet.comparison.variants import Variant
+from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions
 from tercet.storage import write_json
 
@@ -25,7 +26,7 @@ def write_run(root, name, seed, ranks, seconds=1.0, learning_rate=1e-3):
     folder = root / f"20260101_made_heads_{name.replace('/', '+')}_s{seed}_{runs.run_hash({'name': name}, str(seed))}"
     folder.mkdir(parents=True)
     metrics = {
-        m: float(contributions(ranks, m).mean())
+        m: float(contributions(RankTable(ranks), m).mean())
         for m in ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
     }
     write_json(folder / runs.SETTINGS, {"learning_rate": learning_rate, "objective": name, "seed": seed})

@@ -4,7 +4,21 @@ from itertools import groupby, permutations, product
 from math import log2
 from statistics import mean, median
 
-AVERAGED = ("r1", "r5", "r10", "map5", "map5_published", "rprecision", "map_r", "ndcg")
+AVERAGED = (
+    "r1",
+    "r5",
+    "r10",
+    "map5",
+    "map5_published",
+    "rprecision",
+    "map_r",
+    "ndcg",
+    "mrr",
+    "map",
+    "fr1",
+    "fr5",
+    "fr10",
+)
 
 
 def orders(row, mask, ties):
@@ -29,6 +43,9 @@ def query_metrics(hits):
         "map5_published": sum(within_5) / max(1, len(within_5)),
         "rprecision": sum(hits[:positives]) / positives,
         "map_r": sum(within_r) / positives,
+        "mrr": 1 / ranks[0],
+        "map": sum(precision.values()) / positives,
+        **{f"fr{k}": 100 * sum(hits[:k]) / positives for k in (1, 5, 10)},
         "ndcg": sum(1 / log2(1 + rank) for rank in ranks) / sum(1 / log2(1 + n) for n in range(1, positives + 1)),
     }
 

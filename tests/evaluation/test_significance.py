@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tercet.evaluation import significance
+from tercet.evaluation import RankTable, significance
 from tercet.evaluation.blocked_similarity import tiles_of_matrix
 from tercet.evaluation.metrics import contributions, metric_names, metrics_of
 from tercet.evaluation.positives import Positives
@@ -190,10 +190,10 @@ def test_contributions_of_images_average_to_the_metric(metric):
 
     positives = torch.from_numpy(owners[None] == np.arange(owners.max() + 1)[:, None])
     ranks = rank_positives(tiles_of_matrix(torch.from_numpy(similarity)), Positives.of_mask(positives))
-    per_image = contributions(ranks.arrays(), metric)
+    per_image = contributions(ranks.table(), metric)
     assert per_image.mean() == pytest.approx(metrics_of(ranks)[metric], rel=1e-12)
 
 
 def test_an_unknown_metric_is_named():
     with pytest.raises(ValueError, match="i2t_medr"):
-        contributions({}, "i2t_medr")
+        contributions(RankTable({}), "i2t_medr")

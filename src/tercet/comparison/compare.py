@@ -19,7 +19,6 @@ from tercet.comparison.plan import (
     PreparedDatasets,
     check_mined_tables,
     common_settings,
-    evaluated_split,
     plan_run,
     prepare_all,
     prepare_features,
@@ -197,8 +196,7 @@ def check_protocols(settings: CompareSettings, prepared_datasets: PreparedDatase
     """Raise before training if the data does not fit a protocol; checked with random similarities."""
     for prepared in prepared_datasets.values() if settings.protocols else ():
         data = evaluated_data(prepared.test, prepared.validation)
-        split = evaluated_split(settings, "test" if prepared.test is not None else "validation")
-        ids = None if split is None else coco_ids(split)
+        ids = None if data.split is None else coco_ids(data.split)
         tiles = tiles_of_embeddings(torch.rand(len(data.images), 1), torch.rand(len(data.captions), 1))
         for protocol in settings.protocols:
             evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids)
@@ -210,8 +208,6 @@ def evaluate_under_protocols(
     """Evaluate every run again under each protocol: protocol -> results."""
     if not settings.protocols or not results.names():
         return {}
-    split = evaluated_split(settings, results.split)
-    ids = None if split is None else coco_ids(split)
     models = {variant.name: variant.model for variant in results.variants}
     evaluated: dict[str, dict[str, dict[int, Run]]] = {protocol: {} for protocol in settings.protocols}
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -219,6 +215,7 @@ def evaluate_under_protocols(
         for name in results.names():
             prepared = prepared_datasets[models[name]]
             data = evaluated_data(prepared.test, prepared.validation)
+            ids = None if data.split is None else coco_ids(data.split)
             for seed, run in results.runs[name].items():
                 model = load(run.folder).model.eval()
                 tiles = tiles_of(model, *encode_split(model, data))

@@ -10,8 +10,6 @@ from tercet import runs
 from tercet.comparison.settings import CompareSettings
 from tercet.comparison.variants import CAPTIONS_PER_IMAGE, Variant
 from tercet.data.commands import features
-from tercet.data.dataset import Split
-from tercet.data.formats import open_data
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, open_mined
 from tercet.data.settings import Features
 from tercet.training.mine_run import filters_of_table
@@ -135,20 +133,6 @@ def check_mined_tables(plans: Iterable[PlannedRun], prepared_datasets: PreparedD
             HardNegativeSampler(tables[settings.mined], data.owners, settings.mined_top, settings.mined_draw)
             if settings.mine_every is not None:
                 filters_of_table(settings.mined)
-
-
-def evaluated_split(settings: CompareSettings, split: str) -> Split | None:
-    """The split that the runs were evaluated on, with the user's images and texts even if features were extracted.
-
-    `split` is test, or validation if there was no test split. None if the data no longer has it.
-    """
-    own_features = settings.features if settings.image_encoder in (None, "none") else None
-    data = open_data(settings.data, images=settings.images, features=own_features)
-    setting, default = ("test_split", "test") if split == "test" else ("validation_split", "val")
-    try:
-        return data.split(settings.train.get(setting, default))
-    except ValueError:
-        return None
 
 
 def with_learning_rate(plan: PlannedRun, learning_rate: float) -> PlannedRun:

@@ -1,6 +1,6 @@
 """Results of a comparison, read from run folders, and pairwise significance tests between its variants."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from tercet import runs
 from tercet.comparison.variants import Variant
+from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions
 from tercet.evaluation.significance import LEVEL, PairedComparison, compare_runs, holm
 
@@ -24,7 +25,7 @@ class Run:
     metrics: dict[str, float]
     final: dict[str, Any]
     machine: dict[str, Any]
-    ranks: Mapping[str, np.ndarray]
+    ranks: RankTable
     learning_rate: float
 
     @property
@@ -40,7 +41,7 @@ def read_run(folder: Path, seed: int) -> Run:
     learning_rate = runs.read_settings(folder).get("learning_rate")
     if not isinstance(learning_rate, float):
         raise ValueError(f"{folder / runs.SETTINGS} is damaged: remove the folder {folder.name} and train it again")
-    machine, ranks = runs.read_machine(folder), runs.read_ranks(folder)
+    machine, ranks = runs.read_machine(folder), RankTable(runs.read_ranks(folder))
     return Run(seed, folder, runs.read_metrics(folder), final, machine, ranks, learning_rate)
 
 

@@ -92,6 +92,7 @@ def features(settings: Features) -> None:
             dtype=settings.dtype,
             errors=errors,
             progress=_extract_progress(progress),
+            image_folder=settings.images,
         )
     message = f"Wrote {settings.target}" if written else f"{settings.target} already holds these features"
     _report(message, [*data.skipped, *errors.messages], [])

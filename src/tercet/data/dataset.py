@@ -57,6 +57,14 @@ class Split:
     """Region boxes (image region 4): left, top, right, bottom as fractions of the image width and height."""
     truth: Callable[[Int[Tensor, " image"], Int[Tensor, " caption"]], Bool[Tensor, "image caption"]] | None = None
     """Which captions are true of which images, their own or others', if known."""
+    find_images: Callable[[Sequence[str]], ImageFiles | None] | None = None
+    """Finds image files by name in the dataset that the features were extracted from."""
+
+    def images(self) -> ImageFiles | None:
+        """The image files, also those of the dataset that the features were extracted from, if it is still there."""
+        if self.image_files is not None or self.find_images is None:
+            return self.image_files
+        return self.find_images(self.image_names)
 
     def __post_init__(self) -> None:
         if len(self.owners) != len(self.texts):

@@ -18,7 +18,7 @@ from torch import Tensor
 from tercet.data.feature_array import map_array
 from tercet.data.paired_dataset import PairedData
 from tercet.data.textio import read_json
-from tercet.storage import sha256_of
+from tercet.storage import check_format, sha256_of
 
 MANIFEST, I2T, T2I = "mined.json", "i2t", "t2i"
 PAIRS = "filter_pairs.csv"  # copy of the --filter-pairs file
@@ -111,6 +111,7 @@ def _manifest(folder: Path) -> Any:
         valid = False
     if not valid:
         raise ValueError(f"{folder / MANIFEST}: not the manifest of a mined table")
+    check_format(manifest.get("format_version"), folder / MANIFEST)
     return manifest
 
 

@@ -38,6 +38,8 @@ class PairedData:
     owners: Int[Tensor, " caption"]
     texts: tuple[str, ...]
     truth: Callable[[Int[Tensor, " image"], Int[Tensor, " caption"]], Bool[Tensor, "image caption"]] | None = None
+    split: Split | None = None
+    """The split that it was made of, with names and image files."""
 
     def subset(self, images: Int[Tensor, " kept"]) -> "PairedData":
         """Only these images (ascending) and their captions."""
@@ -77,4 +79,4 @@ def paired(name: str, split: Split, images: Source | None = None, captions: Sour
         raise ValueError(
             f"{name} has no caption features: run `tercet features` first, or use a model that reads token ids"
         )
-    return PairedData(name, images, captions, torch.from_numpy(split.owners), split.texts, split.truth)
+    return PairedData(name, images, captions, torch.from_numpy(split.owners), split.texts, split.truth, split)

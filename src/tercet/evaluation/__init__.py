@@ -14,13 +14,14 @@ from tercet.evaluation.blocked_similarity import (
 from tercet.evaluation.evaluator import evaluate, evaluate_embeddings, evaluate_tiles
 from tercet.evaluation.positives import PositivePairs, Positives
 from tercet.evaluation.protocols import PROTOCOLS, Evaluation
-from tercet.evaluation.ranks import Ranks, rank_positives
+from tercet.evaluation.ranks import Ranks, RankTable, rank_positives
 
 __all__ = [
     "PROTOCOLS",
     "Evaluation",
     "PositivePairs",
     "Positives",
+    "RankTable",
     "Ranks",
     "Tiles",
     "evaluate",

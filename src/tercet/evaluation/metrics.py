@@ -4,7 +4,7 @@
 With ties "expected", metrics are exact means over all orders of tied candidates (`TieBlocks`), without sampling.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from tercet.evaluation.ranks import DirectionRanks, Ranks
+from tercet.evaluation.ranks import DirectionRanks, Ranks, RankTable
 from tercet.plugins import from_entry_point, installed
 
 CUTOFFS = (1, 5, 10)
@@ -161,26 +161,26 @@ def cross_metrics(ranks: Ranks) -> dict[str, float]:
 
 def cross_ranks(ranks: Ranks) -> np.ndarray:
     """Return the cross-retrieval rank of each pair, in the order of the pairs."""
-    return cross_ranks_of(ranks.arrays(), images=ranks.t2i.candidates, captions=ranks.i2t.candidates)
+    return cross_ranks_of(ranks.table(), images=ranks.t2i.candidates, captions=ranks.i2t.candidates)
 
 
-def cross_ranks_of(arrays: Mapping[str, np.ndarray], *, images: int, captions: int) -> np.ndarray:
-    """Return the same from the arrays of `ranks.npz` and the numbers of images and captions."""
-    image, caption = arrays["image"], arrays["caption"]
+def cross_ranks_of(ranks: RankTable, *, images: int, captions: int) -> np.ndarray:
+    """Return the same from the ranks that a run stored and the numbers of images and captions."""
+    image, caption = ranks.image("i2t"), ranks.caption("t2i")
     negative_captions = captions - np.bincount(image)[image]
     negative_images = images - np.bincount(caption)[caption]
     scale = negative_captions / np.maximum(negative_images, 1)  # without a negative image its rank is 1 anyway
-    return np.maximum(1 + scale * (arrays["t2i_rank_negatives"] - 1), arrays["i2t_rank_negatives"])
+    return np.maximum(1 + scale * (ranks.rank_negatives("t2i") - 1), ranks.rank_negatives("i2t"))
 
 
-def contributions(ranks: Mapping[str, np.ndarray], metric: str = "rsum") -> Float[np.ndarray, " image"]:
-    """Return the contribution of each image to a metric, from the arrays of `ranks.npz`; their mean is the metric.
+def contributions(ranks: RankTable, metric: str = "rsum") -> Float[np.ndarray, " image"]:
+    """Return the contribution of each image to a metric, from the ranks that a run stored; their mean is the metric.
 
     Captions of one image are not independent, images are: an image contributes for itself and its captions, so that
     two models can be compared image by image.
 
     >>> ranks = {"image": [0, 0, 1], "caption": [0, 1, 2], "i2t_rank": [1, 2, 9], "t2i_rank": [1, 2, 7]}
-    >>> contributions({name: np.array(array) for name, array in ranks.items()}, "i2t_r1")
+    >>> contributions(RankTable({name: np.array(array) for name, array in ranks.items()}), "i2t_r1")
     array([100.,   0.])
     """
     if metric == "rsum":
@@ -190,39 +190,29 @@ def contributions(ranks: Mapping[str, np.ndarray], metric: str = "rsum") -> Floa
         return np.mean([contributions(ranks, f"{direction}_r{k}") for k in CUTOFFS], axis=0)
     if direction not in ("i2t", "t2i") or name not in all_metrics():
         raise ValueError(f"{metric!r} cannot be split by image; allowed: {', '.join(metric_names())}")
-    image = _image_of_pairs(ranks, direction)
-    images = int(image.max()) + 1
+    images = int(ranks.image(direction).max()) + 1
     if name in RECALL_CUTOFFS:
         hits = _i2t_hits if direction == "i2t" else _t2i_hits
         return 100 * hits(ranks, RECALL_CUTOFFS[name], images)
-    anchor = image if direction == "i2t" else _captions_of_pairs(ranks, direction)
-    of_queries, order = QueryRanks.of(anchor, ranks[f"{direction}_rank"])
+    of_queries, order = QueryRanks.of(ranks.anchor(direction), ranks.rank(direction))
     metric_of = all_metrics()[name]
     values = metric_of.scale * metric_of.per_query(of_queries)
-    image_of_query = image[order][of_queries.nth == 1]
+    image_of_query = ranks.image(direction)[order][of_queries.nth == 1]
     return np.bincount(image_of_query, values, minlength=images) * (images / len(values))
 
 
-def _i2t_hits(ranks: Mapping[str, np.ndarray], cutoff: int, images: int) -> np.ndarray:
+def _i2t_hits(ranks: RankTable, cutoff: int, images: int) -> np.ndarray:
     """Return 1 for images whose best caption is within the cutoff, scaled so that the mean is the recall."""
-    image = _image_of_pairs(ranks, "i2t")
+    image = ranks.image("i2t")
     has_positive = np.bincount(image, minlength=images) > 0
-    hit = np.bincount(image, ranks["i2t_rank"] <= cutoff, minlength=images) > 0
+    hit = np.bincount(image, ranks.rank("i2t") <= cutoff, minlength=images) > 0
     return hit * (images / has_positive.sum())
 
 
-def _t2i_hits(ranks: Mapping[str, np.ndarray], cutoff: int, images: int) -> np.ndarray:
+def _t2i_hits(ranks: RankTable, cutoff: int, images: int) -> np.ndarray:
     """Return, per image, its captions that rank it within the cutoff, divided by the mean captions per image."""
-    image = _image_of_pairs(ranks, "t2i")
-    return np.bincount(image, ranks["t2i_rank"] <= cutoff, minlength=images) * (images / len(image))
-
-
-def _captions_of_pairs(ranks: Mapping[str, np.ndarray], direction: str) -> np.ndarray:
-    return ranks["caption"] if "caption" in ranks else ranks[f"{direction}_caption"]
-
-
-def _image_of_pairs(ranks: Mapping[str, np.ndarray], direction: str) -> np.ndarray:
-    return ranks["image"] if "image" in ranks else ranks[f"{direction}_image"]
+    image = ranks.image("t2i")
+    return np.bincount(image, ranks.rank("t2i") <= cutoff, minlength=images) * (images / len(image))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ over all candidates; `_direction_ranks` subtracts the positives. R@1 is `100 * (
 rank, in `metrics.direction_metrics`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +40,39 @@ class DirectionRanks:
 
 
 @dataclass(frozen=True)
+class RankTable:
+    """The arrays of `ranks.npz`: one value per positive pair, both directions."""
+
+    arrays: Mapping[str, np.ndarray]
+
+    def image(self, direction: str) -> Items:
+        """The image of each pair; pairs differ by direction if the positives do."""
+        return self.arrays["image"] if "image" in self.arrays else self.arrays[f"{direction}_image"]
+
+    def caption(self, direction: str) -> Items:
+        return self.arrays["caption"] if "caption" in self.arrays else self.arrays[f"{direction}_caption"]
+
+    def anchor(self, direction: str) -> Items:
+        """The query of each pair."""
+        return self.image(direction) if direction == "i2t" else self.caption(direction)
+
+    def rank(self, direction: str) -> np.ndarray:
+        """The rank of each pair's candidate among all candidates."""
+        return self.arrays[f"{direction}_rank"]
+
+    def rank_negatives(self, direction: str) -> np.ndarray:
+        """The same among the negatives of the query."""
+        return self.arrays[f"{direction}_rank_negatives"]
+
+    def best(self, direction: str) -> np.ndarray:
+        """The rank of each query's best positive; infinity for a query without any."""
+        anchor = self.anchor(direction)
+        best = np.full(anchor.max() + 1, np.inf)
+        np.minimum.at(best, anchor, self.rank(direction))
+        return best
+
+
+@dataclass(frozen=True)
 class Ranks:
     """The ranks that a run stores: enough for every metric and for comparing runs query by query."""
 
@@ -54,6 +88,9 @@ class Ranks:
             replace(t2i, anchor=captions[t2i.anchor], candidate=images[t2i.candidate]),
             self.symmetric,
         )
+
+    def table(self) -> RankTable:
+        return RankTable(self.arrays())
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the named arrays of `ranks.npz`, one value per pair.

@@ -27,7 +27,7 @@ from tercet.mining.list_store import ListStore, fill_empty_lists
 from tercet.mining.rerank_lists import rerank_lists
 from tercet.mining.topk import RunningTopK
 from tercet.similarity import SplitScorer
-from tercet.storage import LOCK, atomic_path, resumable_directory, sha256_of, write_json
+from tercet.storage import FORMAT_VERSION, LOCK, atomic_path, check_format, resumable_directory, sha256_of, write_json
 
 BLOCK_CAPTIONS = 8192  # with 1,024 images a block has 32 MB of similarities
 PROGRESS = "progress.safetensors"
@@ -186,6 +186,7 @@ def make_manifest(data: PairedData, config: MiningConfig, model: dict[str, Any])
     """Return the manifest before mining, as JSON values: model, data and config."""
     content: dict[str, Any] = {
         "what": "mined",
+        "format_version": FORMAT_VERSION,
         "model": model,
         "data": {
             "name": data.name,
@@ -208,6 +209,7 @@ def check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} exists and is not a mined table; nothing is overwritten")
     existing = read_json(folder / MANIFEST)
+    check_format(existing.get("format_version"), folder / MANIFEST)
     # Data first: the checksum of the data that the model reads ("data_checksum") is stored under "model".
     for section, description in (("data", "other data"), ("model", "another model"), ("config", "other settings")):
         old, new = existing.get(section) or {}, manifest[section]

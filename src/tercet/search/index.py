@@ -26,7 +26,7 @@ from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.metadata import Item, checksum_of, printable, read_items, write_items
 from tercet.search.two_stage import IndexedVectors
 from tercet.search.vector_store import Kind, VectorStore, measure_recall, store_type
-from tercet.storage import LOCK, exclusive_lock, sync_file, write_json
+from tercet.storage import FORMAT_VERSION, LOCK, check_format, exclusive_lock, sync_file, write_json
 
 MANIFEST, ITEMS, VECTORS, REGIONS = "index.json", "items.jsonl", "vectors.npy", "parts.npy"
 UNREADABLE, UNFINISHED = "unreadable.txt", "unfinished"
@@ -235,7 +235,7 @@ def _write_generation(
     (generation / UNREADABLE).write_text(unreadable, encoding="utf-8")
     recall = measure_recall(store, vectors) if kind != "flat" else None
     manifest = {"what": "index", "model": model, "generation": generation.name, "kind": kind, "recall": recall}
-    manifest["store"] = store_name
+    manifest |= {"store": store_name, "format_version": FORMAT_VERSION}
     manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
     for file in generation.iterdir():
         sync_file(file)
@@ -258,6 +258,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("what") != "index" or "generation" not in manifest:
         raise ValueError(f"{folder / MANIFEST}: not an index manifest")
+    check_format(manifest.get("format_version"), folder / MANIFEST)
     return manifest
 
 

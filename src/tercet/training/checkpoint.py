@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tercet.storage import atomic_write
+from tercet.storage import FORMAT_VERSION, atomic_write, check_format
 
 KEPT_CHECKPOINTS = 2
 State = dict[str, Any]
@@ -27,7 +27,8 @@ def save_state(folder: Path, step: int, state: State) -> None:
     data = content.getvalue()
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"step_{step:08d}.pt"
-    manifest = {"step": step, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "step": step, "bytes": len(data)}
+    manifest["sha256"] = hashlib.sha256(data).hexdigest()
     atomic_write(file, data)
     atomic_write(file.with_suffix(".json"), json.dumps(manifest).encode())
     for old in _checkpoints(folder)[KEPT_CHECKPOINTS:]:
@@ -40,6 +41,7 @@ def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[S
     for file in _checkpoints(folder):
         try:
             manifest = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+            check_format(manifest.get("format_version"), file)
             data = file.read_bytes()
             if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
                 raise ValueError("checksum mismatch")
@@ -49,7 +51,7 @@ def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[S
                 raise ValueError(message)
             return state
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-            log(f"skipping damaged checkpoint {file.name}: {error}")
+            log(f"skipping checkpoint {file.name}: {error}")
     return None
 
 

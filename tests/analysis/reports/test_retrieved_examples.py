@@ -11,7 +11,7 @@ import tercet
 from tercet.analysis.reports.loaded_run import open_run_folder
 from tercet.analysis.reports.retrieved_examples import resolve_query, write_examples
 from tercet.comparison.report.embeddings import EmbeddedSplit
-from tercet.comparison.report.qualitative import example, example_block, ranks_of
+from tercet.comparison.report.qualitative import example, example_block
 from tercet.data.scenes import scenes
 from tercet.models import build
 from tests.analysis.reports.hostile_names import NAME, TEXT, hostile_run
@@ -66,8 +66,6 @@ def test_an_example_by_hand():
         (0, False, False),
     ]
     assert by_caption.nearest[:3] == (1, pytest.approx(0.4), True)
-    assert ranks_of(small_embedded(), "i2t").tolist() == [2, 1, 2]
-    assert ranks_of(small_embedded(), "t2i").tolist() == [3, 1, 3, 2]
 
 
 def test_the_document_equals_the_saved_ranks(loaded, written):

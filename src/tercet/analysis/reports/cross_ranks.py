@@ -183,7 +183,6 @@ def _difference(split: Split, other: Split) -> str:
 
 def _cross_ranks(run: LoadedRun) -> Float[np.ndarray, " pair"]:
     """One rank per caption, in the order of captions: each has one image."""
-    arrays = runs.read_ranks(run.folder)
     data = run.held_out
-    ranks = cross_ranks_of(arrays, images=len(data.images), captions=len(data.owners))
-    return ranks[np.argsort(arrays["caption"], kind="stable")].astype(np.float64)
+    ranks = cross_ranks_of(run.ranks, images=len(data.images), captions=len(data.owners))
+    return ranks[np.argsort(run.ranks.caption("t2i"), kind="stable")].astype(np.float64)

@@ -14,10 +14,10 @@ from tercet import runs
 from tercet.comparison.variants import CAPTIONS_PER_IMAGE
 from tercet.data.collate import Collator
 from tercet.data.dataset import Split
-from tercet.data.formats import open_data
 from tercet.data.hard_negatives import HardNegativeSampler, open_mined
 from tercet.data.paired_dataset import PairedData
 from tercet.data.samplers import BatchIndices, image_batches, pair_batches
+from tercet.evaluation import RankTable
 from tercet.inference import Retriever, load
 from tercet.interfaces import Objective, RetrievalModel
 from tercet.objectives import RowObjective
@@ -80,6 +80,11 @@ class LoadedRun:
         return data
 
     @cached_property
+    def ranks(self) -> RankTable:
+        """The rank of every positive of the held-out split, as the run stored them."""
+        return RankTable(runs.read_ranks(self.folder))
+
+    @cached_property
     def encoded_train(self) -> tuple[Encoded, Encoded]:
         """Images and captions, in evaluation mode: no dropout."""
         return encode_split(self.model, self.prepared.train)
@@ -90,14 +95,8 @@ class LoadedRun:
 
     def split(self, data: PairedData) -> Split:
         """The split of the dataset, with image files and names, for one of the run's own prepared splits."""
-        settings = self.settings
-        names = {
-            id(self.prepared.train): settings.train_split,
-            id(self.prepared.validation): settings.validation_split,
-            id(self.prepared.test): settings.test_split,
-        }
-        dataset = open_data(settings.data, images=settings.images, features=settings.features)
-        return dataset.split(names[id(data)])
+        assert data.split is not None
+        return replace(data.split, image_files=data.split.images())
 
     def batches(self, objective: RowObjective, batch_size: int = 128) -> Iterator[EvaluatedBatch]:
         """Each training caption once, in shuffled batches (for smooth-ap: each image, with several captions)."""

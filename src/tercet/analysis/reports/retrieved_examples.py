@@ -32,7 +32,6 @@ from tercet.comparison.report.qualitative import (
     example,
     example_block,
     one_per_image,
-    ranks_of,
 )
 from tercet.data.dataset import Split
 from tercet.reporting.html import Section, page
@@ -108,7 +107,7 @@ def write_examples(
         EmbeddedSplit(name, run.model, *run.encoded_held_out, run.held_out.owners)
         for name, run in zip(names, loaded, strict=True)
     ]
-    ranks = {direction: np.stack([ranks_of(each, direction) for each in embedded]) for direction in DIRECTIONS}
+    ranks = {direction: np.stack([run.ranks.best(direction) for run in loaded]) for direction in DIRECTIONS}
     chosen: list[tuple[Direction, str, list[int]]] = [
         (
             query.direction,

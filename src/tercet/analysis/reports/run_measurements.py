@@ -179,12 +179,12 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
 
 def _rank_measurements(loaded: LoadedRun) -> dict[str, Any]:
     """From ranks among negatives, divided by the number of negatives, which differs between the directions."""
-    ranks, owners = runs.read_ranks(loaded.folder), loaded.held_out.owners.numpy()
+    ranks, owners = loaded.ranks, loaded.held_out.owners.numpy()
     images = len(loaded.held_out.images)
-    negative_captions = len(owners) - np.bincount(owners, minlength=images)[ranks["image"]]
+    negative_captions = len(owners) - np.bincount(owners, minlength=images)[ranks.image("i2t")]
     return {
-        "ahead_i2t": float(np.mean((ranks["i2t_rank_negatives"] - 1) / np.maximum(negative_captions, 1))),
-        "ahead_t2i": float(np.mean((ranks["t2i_rank_negatives"] - 1) / max(images - 1, 1))),
+        "ahead_i2t": float(np.mean((ranks.rank_negatives("i2t") - 1) / np.maximum(negative_captions, 1))),
+        "ahead_t2i": float(np.mean((ranks.rank_negatives("t2i") - 1) / max(images - 1, 1))),
         "images": images,
     }
 

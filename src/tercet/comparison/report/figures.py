@@ -170,9 +170,8 @@ def rank_changes(results: Results, first: str, second: str, seed: int) -> Figure
     with plotting() as Canvas:
         canvas = Canvas(figsize=(WIDTH, 3.8))
         for axes, direction in zip(canvas.subplots(2, sharex=True), DIRECTIONS, strict=True):
-            first_ranks, second_ranks = (
-                _best_ranks(results.runs[name][seed].ranks, direction) for name in (first, second)
-            )
+            best = [results.runs[name][seed].ranks.best(direction) for name in (first, second)]
+            first_ranks, second_ranks = (ranks[np.isfinite(ranks)] for ranks in best)
             ratios = np.log(second_ranks / first_ranks)
             shares = 100 * np.histogram(ratios, edges)[0] / len(ratios)
             colors = [SERIES[1]] * 3 + [SERIES[6]] + [SERIES[0]] * 3
@@ -222,16 +221,6 @@ def _interval(results: Results, name: str, metric: str) -> tuple[float, float]:
 
 def _validation_curve(folder: Any) -> list[tuple[int, float]]:
     return [(line["step"], line["rsum"]) for line in runs.read_validation(folder)]
-
-
-def _best_ranks(ranks: Mapping[str, np.ndarray], direction: str) -> np.ndarray:
-    """Best rank of each query."""
-    anchors = ranks[f"{direction}_image" if f"{direction}_image" in ranks else "image"]
-    if direction == "t2i":
-        anchors = ranks[f"{direction}_caption" if f"{direction}_caption" in ranks else "caption"]
-    best = np.full(int(anchors.max()) + 1, np.inf)
-    np.minimum.at(best, anchors, ranks[f"{direction}_rank"])
-    return best[np.isfinite(best)]
 
 
 def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tuple[np.ndarray, np.ndarray]:

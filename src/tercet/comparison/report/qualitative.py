@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from tercet.comparison.report.embeddings import EmbeddedSplit
 from tercet.data.dataset import Split
+from tercet.evaluation import RankTable
 from tercet.reporting.html import caption_fallback, image_block
 
 TOP_K = 3  # retrieved items per variant
@@ -47,17 +48,14 @@ class Example:
     answers: Sequence[RankedResults]
 
 
-def disagreements(embedded: Sequence[EmbeddedSplit], direction: Direction) -> list[Example]:
+def disagreements(
+    embedded: Sequence[EmbeddedSplit], tables: Sequence[RankTable], direction: Direction
+) -> list[Example]:
     """Queries with the largest ratio of worst to best rank between models; at most one per image."""
-    ranks = np.stack([ranks_of(each, direction) for each in embedded])
+    ranks = np.stack([table.best(direction) for table in tables])
     order = np.argsort(-(np.log(ranks.max(axis=0)) - np.log(ranks.min(axis=0))), kind="stable")
     queries = one_per_image(order, embedded[0], direction, QUERIES)
     return [example(embedded, direction, query, TOP_K) for query in queries]
-
-
-def ranks_of(embedded: EmbeddedSplit, direction: Direction) -> Int[np.ndarray, " query"]:
-    """Rank of the most similar positive of each query; ties count against it."""
-    return _ranks_of_captions(embedded) if direction == "t2i" else _ranks_of_images(embedded)
 
 
 def one_per_image(order: Int[np.ndarray, " _"], embedded: EmbeddedSplit, direction: Direction, limit: int) -> list[int]:
@@ -146,24 +144,3 @@ def _match_mark(retrieved: RetrievedItem) -> str:
     if retrieved.own:
         return "<span class=mark>✓ own</span>"
     return "<span class=also>≈ also true</span>" if retrieved.also_true else ""
-
-
-def _ranks_of_captions(embedded: EmbeddedSplit) -> Int[np.ndarray, " caption"]:
-    owners = embedded.owners.numpy()
-    captions = np.arange(len(owners))
-    own = np.empty(len(owners), dtype=np.float32)
-    for block, S in embedded.blocks():
-        in_block = (owners >= block.start) & (owners < block.stop)
-        own[in_block] = S[owners[in_block] - block.start, captions[in_block]]
-    return np.sum([(own <= S).sum(axis=0) for _, S in embedded.blocks()], axis=0)
-
-
-def _ranks_of_images(embedded: EmbeddedSplit) -> Int[np.ndarray, " image"]:
-    owners = embedded.owners.numpy()
-    ranks = []
-    for block, S in embedded.blocks():
-        images = np.arange(len(embedded.images))[block]
-        positives = owners[None] == images[:, None]
-        best = np.where(positives, S, -np.inf).max(axis=1, keepdims=True)
-        ranks.append(1 + ((best <= S) & ~positives).sum(axis=1))
-    return np.concatenate(ranks)

@@ -1,16 +1,16 @@
 """The HTML report of a comparison: one file with tables, figures and examples."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 from tercet import runs
 from tercet.comparison.compare import Comparison
 from tercet.comparison.lr_search import LrSearch
-from tercet.comparison.plan import evaluated_split
 from tercet.comparison.report import figures
-from tercet.comparison.report.embeddings import embed_runs, similarities
+from tercet.comparison.report.embeddings import EmbeddedSplit, embed_runs, evaluated_data, similarities
 from tercet.comparison.report.qualitative import disagreements, example_block
 from tercet.comparison.tables import cost_table, pairs_table
 from tercet.reporting.html import Section, figure_block, page, scrollable
@@ -23,26 +23,44 @@ EXAMPLE_COLUMNS = 3  # variants side by side in examples
 
 def write_report(comparison: Comparison) -> Path:
     """Write report.html, and each figure as PNG and SVG; return the path of the page."""
-    drawn = _figures(comparison)
+    embedded = _embedded(comparison)
+    drawn = _figures(comparison, embedded)
     for figure in drawn:
         runs.write_artifact(comparison.folder, f"figures/{figure.name}.png", figure.png)
         runs.write_artifact(comparison.folder, f"figures/{figure.name}.svg", figure.file_svg)
-    runs.write_artifact(comparison.folder, "report.html", _page(comparison, drawn, _examples(comparison)))
+    runs.write_artifact(comparison.folder, "report.html", _page(comparison, drawn, _examples(comparison, embedded)))
     return comparison.folder / "report.html"
 
 
-def _figures(comparison: Comparison) -> list[Figure]:
+def _embedded(comparison: Comparison) -> dict[str, EmbeddedSplit]:
+    """The evaluated split, embedded once by each run that figures and examples show; by variant."""
+    order, seed = list(comparison.significance.order), _shared_seed(comparison)
+    if seed is None:
+        return {}
+    names = [
+        name for name in dict.fromkeys([*order[:MAX_LINES], *_shown(order)]) if seed in comparison.results.runs[name]
+    ]
+    embedded = embed_runs(comparison.results, comparison.prepared_datasets, names, seed)
+    return {each.name: each for each in embedded}
+
+
+def _shown(order: Sequence[str]) -> list[str]:
+    """The best, the second and the last variant."""
+    return list(dict.fromkeys([*order[: EXAMPLE_COLUMNS - 1], *order[-1:]]))
+
+
+def _figures(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> list[Figure]:
     results, order = comparison.results, list(comparison.significance.order)
     if not order:
         return []
     names, seed = order[:MAX_LINES], _shared_seed(comparison)
-    embedded = embed_runs(results, comparison.prepared_datasets, names, seed) if seed is not None else []
+    histograms = {name: similarities(embedded[name]) for name in names if name in embedded}
     drawn = [
         figures.recalls(results, order, comparison.significance.metric),
         figures.rank_changes(results, order[0], order[1], seed) if seed is not None and len(order) > 1 else None,
         figures.learning_curves(results, names),
         figures.contributing_negatives(results, names),
-        figures.similarity_histograms({each.name: similarities(each) for each in embedded}) if embedded else None,
+        figures.similarity_histograms(histograms) if histograms else None,
         figures.cross_ranks(results, order),
         figures.costs(results, order),
     ]
@@ -52,30 +70,33 @@ def _figures(comparison: Comparison) -> list[Figure]:
 def _shared_seed(comparison: Comparison) -> int | None:
     """The first seed that all variants in the figures have."""
     names = comparison.significance.order[:MAX_LINES]
+    if not names:
+        return None
     shared = set.intersection(*(set(comparison.results.runs[name]) for name in names))
     return min(shared, default=None)
 
 
-def _examples(comparison: Comparison) -> str:
+def _examples(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> str:
     """HTML of the best, the second and the last variant side by side; empty if they cannot be shown."""
     order = list(comparison.significance.order)
-    seed = _shared_seed(comparison) if order else None
+    seed = _shared_seed(comparison)
     if len(order) < 2 or seed is None:
         return ""
-    names = list(dict.fromkeys([*order[: EXAMPLE_COLUMNS - 1], order[-1]]))
-    names = [name for name in names if seed in comparison.results.runs[name]]
-    embedded = embed_runs(comparison.results, comparison.prepared_datasets, names, seed)
-    split = evaluated_split(comparison.settings, comparison.results.split)
-    if split is None or len(split.texts) != len(embedded[0].owners):
+    shown = [embedded[name] for name in _shown(order) if name in embedded]
+    tables = [comparison.results.runs[each.name][seed].ranks for each in shown]
+    prepared = next(iter(comparison.prepared_datasets.values()))
+    split = evaluated_data(prepared.test, prepared.validation).split
+    if split is None:
         return ""
+    split = replace(split, image_files=split.images())
     return "".join(
         [
             '<p class="note">Queries with the largest ratio of worst to best rank between these variants, '
             f"seed {seed}. “rank” is that of the best positive; ✓ marks positives.</p>",
             "<h3>Text to image</h3>",
-            *(example_block(each, split) for each in disagreements(embedded, "t2i")),
+            *(example_block(each, split) for each in disagreements(shown, tables, "t2i")),
             "<h3>Image to text</h3>",
-            *(example_block(each, split) for each in disagreements(embedded, "i2t")),
+            *(example_block(each, split) for each in disagreements(shown, tables, "i2t")),
         ]
     )
 

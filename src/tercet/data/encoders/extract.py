@@ -18,15 +18,16 @@ from torch import Tensor
 
 from tercet.data.dataset import DataSet, Split, subset, without_bad_features
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
+from tercet.data.formats.precomp import MANIFEST
 from tercet.data.formats.writers import PRECOMP_SPLIT_NAMES, write_rows, write_texts
 from tercet.data.image_io import ImageFiles, ImageSource, open_image
 from tercet.data.prefetch import prefetch
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy, read_json
-from tercet.storage import LOCK, resumable_directory, sha256_of, write_json
+from tercet.storage import FORMAT_VERSION, LOCK, check_format, resumable_directory, sha256_of, write_json
 
-MANIFEST, PROGRESS = "features.json", "progress.json"
-FILES = "files"  # manifest key: checksums of the files of a finished folder
+PROGRESS = "progress.json"
+FILES, SOURCE = "files", "source"  # manifest keys: checksums of the files of a finished folder; where its images are
 IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
 FLUSH_INTERVAL = 16  # batches; a kill loses what was encoded since the last flush
 
@@ -80,10 +81,12 @@ def extract(
     dtype: str = "float32",
     errors: ErrorPolicy | None = None,
     progress: ExtractProgress | None = None,
+    image_folder: Path | None = None,
 ) -> bool:
     """Write the features of all splits to `target`. False if it already holds features with the same manifest.
 
-    Without an image encoder, the features of the dataset are copied. All images are decoded before the first is
+    Without an image encoder, the features of the dataset are copied. `image_folder`: where its images are, if they are
+    not beside it; the folder is written to the manifest, for reports. All images are decoded before the first is
     encoded, so that a bad image is reported early.
     """
     progress, errors = progress or ExtractProgress(), errors or ErrorPolicy()
@@ -91,6 +94,7 @@ def extract(
         raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
     data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
     manifest = _manifest(data, images, texts, dtype)
+    source = {SOURCE: _source(data, image_folder)}
     if target.exists():
         _check_manifest(manifest, target)
         _check_files(target)
@@ -99,13 +103,13 @@ def extract(
         if (unfinished / MANIFEST).is_file():
             _check_manifest(manifest, unfinished)
         else:
-            write_json(unfinished / MANIFEST, manifest)
+            write_json(unfinished / MANIFEST, manifest | source)
         position = _ResumePosition(unfinished / PROGRESS)
         for name, split in data.splits.items():
             stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
             _extract_split(stem, split, images, texts, dtype, position, progress)
         (unfinished / PROGRESS).unlink(missing_ok=True)
-        write_json(unfinished / MANIFEST, manifest | {FILES: _checksums(unfinished)})
+        write_json(unfinished / MANIFEST, manifest | source | {FILES: _checksums(unfinished)})
     return True
 
 
@@ -241,10 +245,21 @@ def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | N
             about["boxes"] = None if split.boxes is None else split.boxes.checksum(whole=True)
         splits[name] = about
     return {
+        "format_version": FORMAT_VERSION,
         "image_encoder": None if images is None else images.about,
         "text_encoder": None if texts is None else texts.about,
         "dtype": dtype,
         "splits": splits,
+    }
+
+
+def _source(data: DataSet, image_folder: Path | None) -> dict[str, str | None]:
+    """Where the dataset is, so that reports can show its images."""
+    generated = not data.path.exists()
+    return {
+        "path": str(data.path if generated else data.path.resolve()),
+        "format": None if generated else data.format,
+        "images": None if image_folder is None else str(image_folder.resolve()),
     }
 
 
@@ -260,7 +275,9 @@ def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     stored = read_json(folder / MANIFEST)
     if not isinstance(stored, dict):
         raise ValueError(f"{folder / MANIFEST}: damaged: remove the folder or choose another target")
-    stored.pop(FILES, None)
+    check_format(stored.get("format_version"), folder / MANIFEST)
+    for key in (FILES, SOURCE):  # the images may have moved: their checksum is part of the manifest
+        stored.pop(key, None)
     manifest = json.loads(json.dumps(manifest))
     if stored == manifest:
         return

@@ -6,7 +6,9 @@ is an error. Optional files: `{split}_boxes.npy` (row region 4), `{split}_length
 `{split}_txt.npy` (caption features), and VSE-infinity's `id_mapping.json` from ids to image files.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from tercet.data.image_io import ImageFiles
 from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines, read_json
 
 FEATURES = "ims"
+MANIFEST = "features.json"  # written by `tercet features`
 VERIFIED_IMAGES = 16  # when a folder is opened; `tercet data inspect` checks all of them
 
 
@@ -53,11 +56,30 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy, features: str = F
         name = SPLIT_NAMES.get(stem, stem)
         if name in splits:
             raise ValueError(f"{path}: two sets of files for the split {name}")
-        splits[name] = _read_split(path, stem, features, images, errors)
+        splits[name] = replace(
+            _read_split(path, stem, features, images, errors), find_images=partial(_images_of_source, path, name)
+        )
     missing = [name for name, split in splits.items() if split.features is None]
     if missing and (len(missing) < len(splits) or features != FEATURES):
         raise ValueError(f"{path}: no feature file {{split}}_{features}.npy for {', '.join(missing)}")
     return DataSet(path, "precomp", splits, errors.messages)
+
+
+def _images_of_source(path: Path, split: str, names: Sequence[str]) -> ImageFiles | None:
+    """The image files of the dataset that `tercet features` read, by name; None if it has moved or changed."""
+    from tercet.data.formats import open_data  # it imports this module
+
+    manifest = read_json(path / MANIFEST) if (path / MANIFEST).is_file() else None
+    source = manifest.get("source") if isinstance(manifest, dict) else None
+    if not isinstance(source, dict):
+        return None
+    try:
+        found = open_data(source["path"], format=source["format"], images=source["images"], skip_bad=True).split(split)
+    except (ValueError, OSError, KeyError):
+        return None
+    image_files = found.images()
+    by_name = {} if image_files is None else dict(zip(found.image_names, image_files, strict=True))
+    return ImageFiles([by_name[name] for name in names]) if all(name in by_name for name in names) else None
 
 
 def infer_layout(location: str, rows: int | None, captions: int, ids: list[str] | None) -> Layout | None:
