@@ -93,6 +93,10 @@ class ExamplesReport:
         return document if self.cross_ranks is None else document | {"cross_ranks": self.cross_ranks.document()}
 
 
+def _best_ranks(loaded: Sequence[LoadedRun], direction: str) -> Int[np.ndarray, "run query"]:
+    return np.stack([run.ranks.best(direction) for run in loaded]).astype(np.int64)
+
+
 def write_examples(
     first: LoadedRun, second: LoadedRun | None, out: Path, *, queries: Sequence[str] = (), shown: int = 5
 ) -> Path:
@@ -107,7 +111,7 @@ def write_examples(
         EmbeddedSplit(name, run.model, *run.encoded_held_out, run.held_out.owners)
         for name, run in zip(names, loaded, strict=True)
     ]
-    ranks = {direction: np.stack([run.ranks.best(direction) for run in loaded]) for direction in DIRECTIONS}
+    ranks = {direction: _best_ranks(loaded, direction) for direction in DIRECTIONS}
     chosen: list[tuple[Direction, str, list[int]]] = [
         (
             query.direction,

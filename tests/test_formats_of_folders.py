@@ -1,0 +1,88 @@
+"""Every folder that Tercet writes carries a format version; another version gets one clear line."""
+
+import json
+import shutil
+
+import pytest
+
+import tercet
+from tercet.cli.main import main
+from tercet.data.formats import open_data
+from tercet.storage import FORMAT_VERSION
+from tests.search.small_indexes import model
+
+SCENES = "scenes:60"
+SMALL = {"data": SCENES, "epochs": 2, "model_settings": {"embed_dim": 8}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return tercet.train(**SMALL, runs=tmp_path_factory.mktemp("runs")).folder
+
+
+def with_version(folder, name, version):
+    content = json.loads((folder / name).read_text())
+    assert content["format_version"] == FORMAT_VERSION
+    if version is None:
+        del content["format_version"]
+    else:
+        content["format_version"] = version
+    (folder / name).write_text(json.dumps(content))
+
+
+def refuses(capsys, *arguments):
+    with pytest.raises(SystemExit) as caught:
+        main([*map(str, arguments)])
+    error = capsys.readouterr().err.strip().splitlines()
+    assert caught.value.code == 2
+    assert f"reads version {FORMAT_VERSION}" in error[-1]
+
+
+@pytest.mark.parametrize("version", [None, 0, FORMAT_VERSION + 1])
+def test_a_run_and_its_model(run, tmp_path, capsys, version):
+    copy = shutil.copytree(run, tmp_path / "runs" / run.name)
+    with_version(copy, "config.json", version)
+    refuses(capsys, "evaluate", copy, "--data", SCENES, "--out", tmp_path / "out")
+    shutil.copy(run / "config.json", copy)
+    with_version(copy, "machine.json", version)
+    refuses(capsys, "doctor", copy, "--out", tmp_path / "doctor")
+    with pytest.raises(ValueError, match="format version"):
+        tercet.train(**SMALL, runs=tmp_path / "runs")  # a finished run is not returned unread
+
+
+def test_a_mined_table_and_features(run, tmp_path, capsys):
+    table, features = tmp_path / "table", tmp_path / "features"
+    main(["mine", str(run), "--data", SCENES, "--out", str(table), "--top-captions", "9", "--top-images", "9"])
+    with_version(table, "mined.json", 7)
+    refuses(capsys, "mine", run, "--data", SCENES, "--out", table, "--top-captions", 9, "--top-images", 9)
+    refuses(capsys, "train", "--data", SCENES, "--objective", "aoq", "--mined", table, "--runs", tmp_path)
+    command = ["features", "scenes:9", features, "--image-encoder", "none", "--text-encoder", "bag-of-words"]
+    main([*map(str, command)])
+    with_version(features, "features.json", 7)
+    refuses(capsys, *command)
+
+
+def test_an_index(tmp_path, capsys):
+    model("vsepp").save(tmp_path / "model")
+    index = ["index", tmp_path / "model", "--images", "scenes:9", "--out", tmp_path / "index"]
+    main([*map(str, index)])
+    with_version(tmp_path / "index", "index.json", 7)
+    refuses(capsys, "search", tmp_path / "index", "a red circle")
+
+
+def test_features_remember_where_their_images_are(tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    split = open_data("scenes:9").split("train")
+    lines = ["image,caption,split"]
+    for number in range(6):
+        split.image_files.open(number).save(photos / f"{number}.png")
+        lines.append(f'{number}.png,"{split.texts[5 * number]}",{"train" if number < 4 else "test"}')
+    (tmp_path / "photos.csv").write_text("\n".join(lines) + "\n")
+    command = ["features", tmp_path / "photos.csv", tmp_path / "out", "--text-encoder", "bag-of-words"]
+    main([*map(str, command), "--image-encoder", "efficientnet-lite2", "--images", str(photos)])
+    features = open_data(tmp_path / "out").split("test")
+    assert features.image_files is None
+    assert [file.path.name for file in features.images()] == ["4.png", "5.png"]
+    (tmp_path / "photos.csv").rename(tmp_path / "moved.csv")
+    assert open_data(tmp_path / "out").split("test").images() is None
