@@ -21,8 +21,8 @@ import torch
 from harness import make_parser, median_seconds, page_header, write_page
 
 from tercet.data.collate import Collator
+from tercet.data.dataset import paired
 from tercet.data.formats import open_data
-from tercet.data.paired_dataset import paired
 from tercet.data.samplers import pair_batches
 from tercet.data.scenes import scenes
 from tercet.data.text.tokenized import tokenize_captions

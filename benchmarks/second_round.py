@@ -34,9 +34,9 @@ from torch import Tensor
 
 import tercet
 from tercet.analysis.cocos import cocos
+from tercet.data.dataset import PairedData
 from tercet.data.feature_array import FeatureArray
 from tercet.data.hard_negatives import MinedTable, open_mined
-from tercet.data.paired_dataset import PairedData
 from tercet.data.scenes import scenes
 from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary

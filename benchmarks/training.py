@@ -22,8 +22,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset
 
 import tercet
+from tercet.data.dataset import PairedData
 from tercet.data.feature_array import FeatureArray
-from tercet.data.paired_dataset import PairedData
 from tercet.data.scenes import scenes
 from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary

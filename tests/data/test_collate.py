@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from tercet.data.augment import SizeAugmentation, drop_regions, drop_words
-from tercet.data.collate import Collator
+from tercet.data.collate import Collator, SizeAugmentation, drop_regions, drop_words
+from tercet.data.dataset import PairedData, paired
 from tercet.data.feature_array import FeatureArray
-from tercet.data.paired_dataset import PairedData, paired
 from tercet.data.samplers import by_length, image_batches, pair_batches
 from tercet.data.scenes import scenes
 from tercet.data.text.tokenized import tokenize_captions

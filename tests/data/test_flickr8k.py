@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from nltk.tokenize import word_tokenize
 
+from tercet.data.dataset import paired
 from tercet.data.formats import open_data
 from tercet.data.formats.writers import write_parquet, write_precomp
 from tercet.data.inspect import summarise
-from tercet.data.paired_dataset import paired
 from tercet.data.samplers import pair_batches
 from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.tokenizer import tokenize

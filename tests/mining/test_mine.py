@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from tercet.data.dataset import PairedData
 from tercet.data.feature_array import FeatureArray
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, count_empty_lists, open_mined
-from tercet.data.paired_dataset import PairedData
 from tercet.mining import mine as module
 from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import MiningConfig, mine

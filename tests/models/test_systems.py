@@ -298,7 +298,7 @@ def test_one_image_one_region_one_word(name):
 
 def test_dropping_regions_always_leaves_one():
     """Size augmentation never leaves an empty set, with a single region or a high drop probability."""
-    from tercet.data.augment import SizeAugmentation, drop_regions
+    from tercet.data.collate import SizeAugmentation, drop_regions
 
     model = make("bfan, equal")
     for share in (0.2, 0.99):

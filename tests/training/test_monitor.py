@@ -5,7 +5,7 @@ import torch
 
 import tercet
 from tercet.analysis.cocos import cocos
-from tercet.data.paired_dataset import PairedData
+from tercet.data.dataset import PairedData
 from tercet.training.monitor import HealthMonitor, NotFiniteError
 from tests.training.small_training import SMALL, run_through, small_data, small_loop
 from tests.training.test_step import heads

@@ -5,7 +5,7 @@ import torch
 
 import tercet
 from tercet.data.collate import Collator
-from tercet.data.paired_dataset import paired
+from tercet.data.dataset import paired
 from tercet.data.samplers import image_batches, pair_batches
 from tercet.data.scenes import scenes
 from tercet.data.text.tokenized import tokenize_captions

@@ -6,9 +6,8 @@ from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
     from tercet.data.collate import Collator
-    from tercet.data.dataset import DataSet, Split
+    from tercet.data.dataset import DataSet, PairedData, Split, paired
     from tercet.data.formats import open_data
-    from tercet.data.paired_dataset import PairedData, paired
 
 __all__ = ["Collator", "DataSet", "PairedData", "Split", "open_data", "paired"]
 
@@ -19,7 +18,7 @@ __getattr__ = lazy_exports(
         "DataSet": "tercet.data.dataset",
         "Split": "tercet.data.dataset",
         "open_data": "tercet.data.formats",
-        "PairedData": "tercet.data.paired_dataset",
-        "paired": "tercet.data.paired_dataset",
+        "PairedData": "tercet.data.dataset",
+        "paired": "tercet.data.dataset",
     },
 )

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tercet.data.dataset import PairedData
 from tercet.data.feature_array import map_array
-from tercet.data.paired_dataset import PairedData
 from tercet.data.textio import read_json
 from tercet.storage import check_format, sha256_of
 

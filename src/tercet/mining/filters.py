@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.analysis.near_duplicates import MIN_OVERLAP, words_of
-from tercet.data.paired_dataset import PairedData
+from tercet.data.dataset import PairedData
 from tercet.similarity import SplitScorer
 
 TRUTH_BATCH_ENTRIES = 1 << 22

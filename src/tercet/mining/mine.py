@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, T2I, MinedTable, table_files
-from tercet.data.paired_dataset import PairedData
 from tercet.data.textio import read_json
 from tercet.mining.filters import ExcludedPairs, FalseNegativeFilters, excluded_counts, similarity_caps
 from tercet.mining.list_store import ListStore, fill_empty_lists

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import I2T, T2I, MinedTable
-from tercet.data.paired_dataset import PairedData
 from tercet.mining.filters import ExcludedPairs, excluded_counts, similarity_caps
 from tercet.mining.list_store import ListStore
 from tercet.mining.topk import NO_ITEM

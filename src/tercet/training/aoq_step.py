@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable
-from tercet.data.paired_dataset import PairedData
 from tercet.interfaces import RetrievalModel
 from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ

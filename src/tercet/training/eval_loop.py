@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tercet.data.paired_dataset import PairedData, Source
+from tercet.data.dataset import PairedData, Source
 from tercet.data.samplers import by_length
 from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.transforms import Pixels

@@ -10,10 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet import runs
-from tercet.data.dataset import Split
+from tercet.data.dataset import PairedData, Source, Split, paired
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
-from tercet.data.paired_dataset import PairedData, Source, paired
 from tercet.data.transforms import Pixels
 from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
 from tercet.inference import Retriever, checksum_of_weights, load, tokenize

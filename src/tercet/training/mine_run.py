@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tercet.data.dataset import PairedData
 from tercet.data.formats import open_data
 from tercet.data.hard_negatives import (
     PAIRS,
@@ -19,7 +20,6 @@ from tercet.data.hard_negatives import (
     is_shortlisted,
     open_mined,
 )
-from tercet.data.paired_dataset import PairedData
 from tercet.inference import checksum_of_weights, load
 from tercet.interfaces import RetrievalModel
 from tercet.mining.filters import FalseNegativeFilters

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tercet.data.dataset import shared_texts
-from tercet.data.paired_dataset import PairedData
+from tercet.data.dataset import PairedData, shared_texts
 from tercet.interfaces import TorchModule
 from tercet.objectives.base import MONITOR_MARGIN
 from tercet.types import Batch

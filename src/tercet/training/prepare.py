@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from tercet.data.dataset import DataSet, Split
+from tercet.data.dataset import DataSet, PairedData, Source, Split, paired
 from tercet.data.encoders.extract import encoders_of
 from tercet.data.formats import open_data
-from tercet.data.paired_dataset import PairedData, Source, paired
 from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform

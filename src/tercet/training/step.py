@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet.data.augment import SizeAugmentation, drop_regions
+from tercet.data.collate import SizeAugmentation, drop_regions
 from tercet.data.prefetch import BufferPool
 from tercet.interfaces import AuxiliaryLoss, GridEncoder, LogitScale, RetrievalModel
 from tercet.models import learns_scale, training_defaults

@@ -18,10 +18,9 @@ import torch
 from tercet import runs
 from tercet.analysis.cocos import cocos
 from tercet.analysis.triplet_diagram import batch_triplets
-from tercet.data.augment import SizeAugmentation
-from tercet.data.collate import Collator
+from tercet.data.collate import Collator, SizeAugmentation
+from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import MinedTable, open_mined
-from tercet.data.paired_dataset import PairedData
 from tercet.data.samplers import BatchIndices, EpochSampler
 from tercet.data.transforms import Pixels
 from tercet.inference import WEIGHTS, weights_of

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import tercet
+from tercet.data.dataset import paired
 from tercet.data.formats import open_data
-from tercet.data.paired_dataset import paired
 from tercet.data.scenes import scenes, scenes_data_set
 from tercet.data.scenes import world as w
 from tercet.data.scenes.render import GROUND, REGIONS, RGB, SIDE

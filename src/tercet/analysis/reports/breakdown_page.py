@@ -11,8 +11,7 @@ import torch
 from tercet import runs
 from tercet.analysis.gradient_breakdown import Force, GradientBreakdown, breakdown_of, most_informative, percent
 from tercet.analysis.reports.loaded_run import EvaluatedBatch, LoadedRun
-from tercet.data.dataset import Split
-from tercet.data.paired_dataset import PairedData
+from tercet.data.dataset import PairedData, Split
 from tercet.data.samplers import BatchIndices
 from tercet.objectives import RowObjective
 from tercet.reporting.html import Section, caption_fallback, image_block, page, scrollable

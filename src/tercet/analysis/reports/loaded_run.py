@@ -13,9 +13,8 @@ from torch import Tensor
 from tercet import runs
 from tercet.comparison.variants import CAPTIONS_PER_IMAGE
 from tercet.data.collate import Collator
-from tercet.data.dataset import Split
+from tercet.data.dataset import PairedData, Split
 from tercet.data.hard_negatives import HardNegativeSampler, open_mined
-from tercet.data.paired_dataset import PairedData
 from tercet.data.samplers import BatchIndices, image_batches, pair_batches
 from tercet.evaluation import RankTable
 from tercet.inference import Retriever, load

@@ -28,7 +28,7 @@ from tercet.analysis.diagnostics.measurements import (
 )
 from tercet.analysis.near_duplicates import Words, hardest_is_duplicate, words_of
 from tercet.analysis.reports.loaded_run import SEED, LoadedRun
-from tercet.data.paired_dataset import PairedData, Source
+from tercet.data.dataset import PairedData, Source
 from tercet.data.samplers import seeded
 from tercet.evaluation import evaluate_tiles
 from tercet.evaluation.blocked_similarity import Tiles

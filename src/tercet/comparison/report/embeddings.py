@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tercet.comparison.plan import PreparedDatasets
 from tercet.comparison.results import Results
-from tercet.data.paired_dataset import PairedData
+from tercet.data.dataset import PairedData
 from tercet.inference import load
 from tercet.interfaces import RetrievalModel
 from tercet.training.eval_loop import Encoded, encode_split
