@@ -1,9 +1,11 @@
 """Reading and decoding image files, with limits for untrusted input."""
 
+import hashlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -68,6 +70,22 @@ class ImageFiles:
     @staticmethod
     def concatenate(image_files: "Sequence[ImageFiles]") -> "ImageFiles":
         return ImageFiles([source for each in image_files for source in each.sources])
+
+
+def content_checksum(source: ImageSource) -> bytes:
+    """SHA-256 of an image file; files are read once per process, unless they change."""
+    if isinstance(source, ImageFile):
+        try:
+            stat = source.path.stat()
+        except OSError as error:
+            raise ValueError(f"{source.path}: cannot read the file: {error.strerror}") from error
+        return _file_checksum(source, stat.st_size, stat.st_mtime_ns)
+    return hashlib.sha256(source.content()).digest()
+
+
+@lru_cache(maxsize=1_000_000)
+def _file_checksum(file: ImageFile, size: int, modified: int) -> bytes:
+    return hashlib.sha256(file.content()).digest()
 
 
 def open_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image:

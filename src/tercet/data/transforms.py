@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from tercet.data.image_io import ImageFiles
+from tercet.data.image_io import ImageFiles, content_checksum
 
 Crop = Literal["none", "area", "half", "sides"]
 """Random crop of training images, with a horizontal flip half of the time: `area` crops 8 to 100 % of the area at an
@@ -108,7 +108,7 @@ class Pixels:
     def checksum(self) -> str:
         digest = hashlib.sha256(repr(asdict(self.settings)).encode())
         for image in self.image_files:
-            digest.update(hashlib.sha256(image.content()).digest())
+            digest.update(content_checksum(image))
         return digest.hexdigest()
 
 
