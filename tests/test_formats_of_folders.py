@@ -86,3 +86,24 @@ def test_features_remember_where_their_images_are(tmp_path):
     assert [file.path.name for file in features.images()] == ["4.png", "5.png"]
     (tmp_path / "photos.csv").rename(tmp_path / "moved.csv")
     assert open_data(tmp_path / "out").split("test").images() is None
+
+
+@pytest.mark.parametrize("source", [None, 5, {}, {"path": None}, {"path": 5, "format": None, "images": None}, "itself"])
+def test_a_damaged_source_of_features_is_no_source(tmp_path, source):
+    command = ["features", "scenes:9", tmp_path / "out", "--image-encoder", "none", "--text-encoder", "bag-of-words"]
+    main([*map(str, command)])
+    manifest = json.loads((tmp_path / "out" / "features.json").read_text())
+    if source == "itself":
+        source = {"path": str(tmp_path / "out"), "format": "precomp", "images": None}
+    (tmp_path / "out" / "features.json").write_text(json.dumps(manifest | {"source": source}))
+    assert open_data(tmp_path / "out").split("train").images() is None
+
+
+def test_an_unfinished_run_of_another_version_is_not_started_over(tmp_path):
+    from tercet.training.checkpoint import newest_state, save_state
+
+    save_state(tmp_path, 3, {"step": 3})
+    assert newest_state(tmp_path, print, lambda state: None) == {"step": 3}
+    with_version(tmp_path, "step_00000003.json", 7)
+    with pytest.raises(ValueError, match="has format version 7"):
+        newest_state(tmp_path, print, lambda state: None)

@@ -1,7 +1,7 @@
 """Saved models: `Retriever`, a model with its text and image preprocessing, and `tercet.load`.
 
-A saved model is a folder with `config.json`, `weights.safetensors` and a vocabulary or tokenizer. Loading it never
-executes code.
+A saved model is a folder with `config.json`, `weights.safetensors` and a vocabulary or tokenizer. Loading it executes
+no code, but that of a file which the user trusts.
 """
 
 import json
@@ -215,8 +215,8 @@ def _evaluation_mode(model: TorchModule) -> Iterator[None]:
 def load(path: str | Path) -> Retriever:
     """Load a saved model or a run, in evaluation mode. No code in the folder is executed.
 
-    A model whose class is in a user's file (`mine.py:Class`) needs that file to be imported or trusted before:
-    `tercet.plugins.trust(["mine.py"])`, `--trust mine.py` on the command line.
+    A model whose class is in a user's file (`mine.py:Class`) needs that file to be trusted: `--trust mine.py` on the
+    command line, `tercet.plugins.trust(["mine.py"])` in Python.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -226,8 +226,9 @@ def load(path: str | Path) -> Retriever:
         raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
     content = read_json(folder / CONFIG)
     check_format(content.get("format_version") if isinstance(content, dict) else None, folder / CONFIG)
-    if isinstance(content, dict) and is_file_name(str(content.get("system"))):
-        check_trusted(content["system"], content.get("source"), folder)
+    system = content.get("system")
+    if isinstance(system, str) and is_file_name(system):
+        content["system"] = check_trusted(system, content.get("source"), folder)
     try:
         model, preprocessor = _build(folder, content)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:

@@ -7,6 +7,7 @@ trusted: opening a folder from elsewhere must not run code.
 import hashlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -47,7 +48,11 @@ def from_file(name: str) -> Any:
 
 def source_checksum(name: str) -> str:
     """SHA-256 of the file of `path/to/mine.py:name`: an edited file is another objective or model."""
-    return hashlib.sha256(Path(name.rpartition(":")[0]).read_bytes()).hexdigest()
+    return _checksum(Path(name.rpartition(":")[0]))
+
+
+def _checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def trust(files: Iterable[str | Path]) -> None:
@@ -55,16 +60,27 @@ def trust(files: Iterable[str | Path]) -> None:
     _TRUSTED.update(Path(file).resolve() for file in files)
 
 
-def check_trusted(name: str, checksum: str | None, named_by: str | Path) -> None:
-    """Refuse `path/to/mine.py:name` that `named_by` names, unless it was trusted or imported, and is unchanged."""
-    path = Path(name.rpartition(":")[0])
-    file = path.resolve()
+def check_trusted(name: str, checksum: str | None, named_by: str | Path) -> str:
+    """Return the name by which to import `path/to/mine.py:name`, which a saved model or saved settings name.
+
+    Refuses a file that was neither trusted nor imported by name in this process, and one that was edited since. A
+    trusted file with the checksum of training counts wherever it is now.
+    """
+    path, _, attribute = name.rpartition(":")
+    trusted = [file for file in _TRUSTED if file.is_file() and _checksum(file) == checksum]
+    file = Path(path).resolve()
+    if not file.is_file() and trusted:
+        return f"{trusted[0]}:{attribute}"
     if not file.is_file():
-        raise ValueError(f"{named_by} needs {name}, and there is no file {str(path)!r}")
-    if source_checksum(name) != checksum:
+        raise ValueError(f"{named_by} needs {name}, and there is no file {path!r}: give it with --trust FILE")
+    if checksum is not None and _checksum(file) != checksum:
         raise ValueError(f"{path} was edited since {named_by} was trained with it")
     if file not in _TRUSTED and not any(imported == file for imported, _ in _MODULES):
-        raise ValueError(f"{named_by} needs code from {path}, which is not run without consent: add --trust {path}")
+        raise ValueError(
+            f"{named_by} needs code from {path}, which is not run without consent: add --trust {path} (in Python: "
+            f"tercet.plugins.trust([{path!r}]))"
+        )
+    return name
 
 
 @cache
@@ -77,12 +93,27 @@ def installed(group: str) -> list[str]:
     return sorted(_entry_points(group))
 
 
-def from_entry_point(group: str, name: str) -> Any:
-    """The object behind a name of `installed(group)`."""
+def from_entry_point(group: str, name: str, kind: type | None = None) -> Any:
+    """The object behind a name of `installed(group)`; `ValueError` if it cannot be loaded or is not of this kind."""
     try:
-        return _entry_points(group)[name].load()
+        found = _entry_points(group)[name].load()
     except Exception as error:
         raise ValueError(f"the entry point {name!r} of {group} cannot be loaded: {error}") from error
+    if kind is not None and not isinstance(found, kind):
+        raise ValueError(f"the entry point {name!r} of {group} must be a {kind.__name__}, got {type(found).__name__}")
+    return found
+
+
+def all_of(builtin: Mapping[str, T], group: str, kind: type[T]) -> dict[str, T]:
+    """All objects by name, Tercet's own first. A package whose entry point is broken is left out, with a warning."""
+    found = dict(builtin)
+    for name in installed(group):
+        if name not in builtin:
+            try:
+                found[name] = from_entry_point(group, name, kind)
+            except ValueError as error:
+                warnings.warn(str(error), stacklevel=2)
+    return found
 
 
 def find(what: str, name: str, builtin: Mapping[str, T], group: str) -> T:

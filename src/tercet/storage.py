@@ -90,7 +90,10 @@ def exclusive_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> I
         if on_wait is None:
             raise ValueError(f"another process is writing to {folder}") from error
         on_wait()
-        lock.acquire()
+        try:
+            lock.acquire()
+        except FileNotFoundError as gone:
+            raise ValueError(f"{folder} was removed by the process that was writing to it: run again") from gone
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,62 @@ def test_a_class_that_lacks_a_method_is_told_which(tmp_path):
     file.write_text(MAXSIM.read_text().replace("def similarity(", "def similarities("))
     with pytest.raises(ValueError, match="it has no similarity"):
         build(f"{file}:MaxSim", vocab_size=9)
+
+
+def evil(folder, name="evil.py"):
+    """A file that leaves a trace when it is run."""
+    file = folder / name
+    file.write_text(
+        f"open({str(folder / 'RAN')!r}, 'w')\ndef loss(S, positives): return -positives.float()\nclass Model: pass\n"
+    )
+    return file
+
+
+@pytest.mark.parametrize("key", ["objective", "warmup_objective", "model", "config"])
+def test_code_that_a_run_folder_names_is_not_run(tmp_path, capsys, key):
+    run = tercet.train(data="scenes:30", epochs=1, runs=tmp_path / "runs", model_settings={"embed_dim": 8}).folder
+    settings = json.loads((run / "settings.json").read_text())
+    file = evil(tmp_path)
+    if key == "config":
+        (tmp_path / "config.json").write_text(json.dumps({"objective": f"{file}:loss"}))
+        del settings["objective"]
+        settings["config"] = str(tmp_path / "config.json")
+    else:
+        settings[key] = f"{file}:{'Model' if key == 'model' else 'loss'}"
+    (run / "settings.json").write_text(json.dumps(settings))
+    for command in (
+        ["doctor", run, "--out", tmp_path / "out"],
+        ["analyse", run, "--cocos", "--out", tmp_path / "out"],
+        ["train", "--config", run / "settings.json", "--runs", tmp_path / "again", "--data", "nowhere"],
+        ["train", "--config", run / "settings.json", "--help"],
+    ):
+        with suppress(SystemExit):  # a config that a config names is not read at all
+            main([*map(str, command)])
+        assert not (tmp_path / "RAN").exists(), command
+    assert "--trust" in capsys.readouterr().err or key == "config"
+
+
+def test_a_trusted_file_may_have_moved(place, tmp_path):
+    folder, _, run = place
+    moved = tmp_path / "elsewhere" / "maxsim.py"
+    moved.parent.mkdir()
+    shutil.copy(folder / "maxsim.py", moved)
+    copy = shutil.copytree(run.folder, tmp_path / "run")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(
+        json.dumps(config | {"system": "maxsim.py:MaxSim"})
+    )  # as typed where it was trained
+    command = ("evaluate", copy, "--data", SCENES, "--out", tmp_path / "out")
+    assert "there is no file" in fresh_process(tmp_path, *command).stderr
+    assert fresh_process(tmp_path, *command, "--trust", moved).returncode == 0
+
+
+def test_a_config_of_a_run_needs_trust_and_then_trains(tmp_path):
+    (tmp_path / "mine.py").write_text("def pull(S, positives): return 1.0 * ~positives - 1.0 * positives\n")
+    (tmp_path / "config.json").write_text(
+        json.dumps({"objective": "mine.py:pull", "data": "scenes:30", "epochs": 1, "model_settings": {"embed_dim": 8}})
+    )
+    command = ("train", "--config", "config.json", "--runs", tmp_path / "runs")
+    refused = fresh_process(tmp_path, *command)
+    assert (refused.returncode, "--trust mine.py" in refused.stderr) == (2, True)
+    assert fresh_process(tmp_path, *command, "--trust", "mine.py").returncode == 0

@@ -234,3 +234,43 @@ def test_a_file_is_imported_once_per_process(tmp_path):
     assert (tmp_path / "counted.log").read_text() == "x"
     file.write_text(file.read_text().replace("1.0 * ~", "2.0 * ~"))  # an edited file is another objective
     assert tercet.objective(f"{file}:f").pair_gradient(torch.zeros(2, 2))[0, 1] == 4
+
+
+def write(
+    folder, body, head="from tercet.objectives import RowObjective, objective\nfrom dataclasses import dataclass\n"
+):
+    (folder / "classes.py").write_text(head + body)
+    return f"{folder / 'classes.py'}"
+
+
+CLASS = "@dataclass(frozen=True, kw_only=True, repr=False)\nclass Own(RowObjective):\n    name = 'own'\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (CLASS, "Own cannot be built: .*row_gradient"),
+        (CLASS + "    factor: float\n    def row_gradient(self, rows): ...\n", "Own cannot be built: .*factor"),
+    ],
+)
+def test_a_class_that_cannot_be_built_is_refused_in_one_line(tmp_path, body, message):
+    with pytest.raises(ValueError, match=message):
+        tercet.objective(write(tmp_path, body) + ":Own")
+    with pytest.raises(ValueError, match="own has no setting 'other'"):
+        tercet.objective(write(tmp_path, body) + ":Own", other=1)
+
+
+def test_an_objective_with_a_row_gradient_alone_has_no_value_and_trains(tmp_path):
+    body = CLASS + "    def row_gradient(self, rows): return rows.negatives.float() - rows.positives.float()\n"
+    name = write(tmp_path, body) + ":Own"
+    own = tercet.objective(name)
+    assert not own.has_value
+    assert own.value(torch.zeros(2, 2)) is None
+    run = tercet.train(data="scenes:30", epochs=1, objective=name, runs=tmp_path, model_settings={"embed_dim": 8})
+    assert run.metrics["rsum"] > 0
+
+
+def test_an_objective_of_a_file_may_be_an_instance(tmp_path):
+    name = write(tmp_path, "mine = objective('triplet', margin=0.3)\n") + ":mine"
+    assert tercet.objective(name).margin == 0.3
+    assert tercet.objective(name, margin=0.4).margin == 0.4

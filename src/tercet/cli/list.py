@@ -82,10 +82,10 @@ def _metrics() -> dict[str, str]:
 
 
 def _encoders() -> dict[str, str]:
-    from tercet.data.encoders.registry import ENCODERS, ENTRY_POINTS
-    from tercet.plugins import from_entry_point, installed
+    from tercet.data.encoders.registry import ENCODERS, ENTRY_POINTS, Encoder
+    from tercet.plugins import all_of
 
-    encoders = ENCODERS | {name: from_entry_point(ENTRY_POINTS, name) for name in installed(ENTRY_POINTS)}
+    encoders = all_of(ENCODERS, ENTRY_POINTS, Encoder)
     listed = {}
     for name, encoder in encoders.items():
         kinds = [kind for kind, build in (("images", encoder.image), ("texts", encoder.text)) if build is not None]

@@ -32,9 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a character that the terminal cannot print must not stop the command
     try:
         command = _command(arguments[0])
-        settings = _parse(arguments[0], command, arguments[1:])
-        trust(vars(settings).get("trust", ()))
-        command.run(settings)
+        trust(_trusted(arguments))  # before --config is read
+        command.run(_parse(arguments[0], command, arguments[1:]))
     except (ValueError, OSError) as error:
         print(f"tercet {arguments[0]}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -58,6 +57,19 @@ def _parse(name: str, command: Command, arguments: list[str]) -> Any:
 
         return tyro.cli(settings, prog=program, args=arguments, default=defaults_for(arguments))
     return tyro.cli(settings, prog=program, args=arguments)
+
+
+def _trusted(arguments: Sequence[str]) -> list[str]:
+    """The files after --trust, on any command that has it."""
+    files: list[str] = []
+    for position, argument in enumerate(arguments):
+        if argument.startswith("--trust="):
+            files.append(argument.partition("=")[2])
+        elif argument == "--trust":
+            following = arguments[position + 1 :]
+            end = next((n for n, word in enumerate(following) if word.startswith("-")), len(following))
+            files += following[:end]
+    return files
 
 
 def _attribute(path: str) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tercet.evaluation.ranks import DirectionRanks, Ranks, RankTable
-from tercet.plugins import from_entry_point, installed
+from tercet.plugins import all_of
 
 CUTOFFS = (1, 5, 10)
 RECALLS = tuple(f"{direction}_r{k}" for direction in ("i2t", "t2i") for k in CUTOFFS)
@@ -120,7 +120,7 @@ def direction_metrics(ranks: DirectionRanks) -> dict[str, float]:
 
 def all_metrics() -> dict[str, Metric]:
     """Name -> metric: Tercet's own and those of installed packages."""
-    return METRICS | {name: from_entry_point(ENTRY_POINTS, name) for name in installed(ENTRY_POINTS)}
+    return all_of(METRICS, ENTRY_POINTS, Metric)
 
 
 def metric_names(*, larger_is_better: bool = False) -> list[str]:

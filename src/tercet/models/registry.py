@@ -39,7 +39,7 @@ def model_names() -> list[str]:
 
 def preset(name: str) -> tuple[str, dict[str, Any]]:
     """System name and model settings of a published recipe, or of a system with its defaults."""
-    if name in SYSTEMS or is_file_name(name) or name in installed(ENTRY_POINTS):
+    if name in SYSTEMS or is_file_name(name) or (name in installed(ENTRY_POINTS) and name not in RECIPES):
         return name, {}
     if name not in RECIPES:
         known = model_names()
@@ -73,9 +73,9 @@ def learns_scale(name: str) -> bool:
 
 def training_defaults(name: str, training_round: int = 1) -> dict[str, Any]:
     """Training settings of a system or recipe: those of the paper, or of the model's own `spec`."""
-    if is_file_name(name) or name in installed(ENTRY_POINTS):
-        return dict(system_of(name).spec.training)
-    return training_values(name, training_round)
+    if name in SYSTEMS or name in RECIPES:
+        return training_values(name, training_round)
+    return dict(system_of(name).spec.training)
 
 
 def build(name: str, **settings: Any) -> RetrievalModel:
@@ -101,7 +101,8 @@ def build(name: str, **settings: Any) -> RetrievalModel:
     model = model_class(resolved)
     if not isinstance(model, RetrievalModel):
         missing = [part for part in REQUIRED if part not in dir(model)]
-        raise ValueError(f"{name} is not a retrieval model: it has no {', '.join(missing)}")
+        lacks = f"it has no {', '.join(missing)}" if missing else "its methods must be functions, not submodules"
+        raise ValueError(f"{name} is not a retrieval model: {lacks}")
     return model
 
 

@@ -81,6 +81,10 @@ class AOQ(RowObjective):
         return self.kind
 
     @property
+    def has_value(self) -> bool:
+        return True
+
+    @property
     def negative_pairs(self) -> int:
         """How many of the two mined couples (i-, t-), (i-', t-') of a pair are used."""
         return 1 if self.kind == "off-tri" else 2

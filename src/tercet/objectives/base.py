@@ -51,8 +51,8 @@ class RowObjective(ABC):
 
     @property
     def has_value(self) -> bool:
-        """Whether a scalar exists whose gradient is the pair gradient."""
-        return True
+        """Whether a scalar exists whose gradient is the pair gradient: whether `row_value` is implemented."""
+        return type(self).row_value is not RowObjective.row_value
 
     @abstractmethod
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:

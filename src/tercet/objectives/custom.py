@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -74,6 +75,8 @@ class CustomLoss(RowObjective):
     The loss has its own reduction and may have trainable parameters; `reduction` applies to the monitor only.
     """
 
+    has_value = True
+
     function: Function = field(kw_only=False)
 
     @property
@@ -127,17 +130,23 @@ def custom_objective(function: Any, **settings: Any) -> RowObjective:
         raise ValueError(
             f"an objective is a name, a function (S, positives) or three weight functions, got {function!r}"
         )
-    try:
-        is_gradient = _known.get(function)
-        if is_gradient is None:
-            is_gradient = _known[function] = _returns_gradient(function)
-    except TypeError:  # an object that cannot be hashed or weakly referenced
+    is_gradient = _recall(function)
+    if is_gradient is None:
         is_gradient = _returns_gradient(function)
+        with suppress(TypeError):  # an object that cannot be hashed or weakly referenced is called again next time
+            _known[function] = is_gradient
     return CustomGradient(function, **settings) if is_gradient else CustomLoss(function, **settings)
 
 
 _known: WeakKeyDictionary[Function, bool] = WeakKeyDictionary()
 """Functions that were called: True if they return a gradient, False if they return a loss."""
+
+
+def _recall(function: Function) -> bool | None:
+    try:
+        return _known.get(function)
+    except TypeError:
+        return None
 
 
 def _returns_gradient(function: Function) -> bool:

@@ -47,10 +47,10 @@ def objective(
     >>> objective("nt-xent", temperature=0.05)
     tercet.objective('nt-xent', temperature=0.05)
     """
-    if isinstance(which, RowObjective):
-        return replace(which, **settings)
     if isinstance(which, str):
         which = _named(which)
+    if isinstance(which, RowObjective):
+        return replace(which, **settings)
     built = which.func if isinstance(which, partial) else which
     if isinstance(built, type) and issubclass(built, RowObjective):
         return _build(which, settings)  # type: ignore[arg-type]
@@ -71,10 +71,15 @@ def _named(which: str) -> Any:
 
 
 def _build(build: Callable[..., RowObjective], settings: dict[str, Any]) -> RowObjective:
-    allowed = [field.name for field in fields(build.func if isinstance(build, partial) else build) if field.kw_only]  # type: ignore[arg-type]
+    built: Any = build.func if isinstance(build, partial) else build
+    name = "/".join(build.args) if isinstance(build, partial) else built.__name__
+    allowed = [field.name for field in fields(built) if field.kw_only]
     for setting in settings:
         if setting not in allowed:
             hint = suggest(setting, allowed, cutoff=0.5)
-            name = build().name
+            name = vars(built).get("name") if isinstance(vars(built).get("name"), str) else name
             raise ValueError(f"{name} has no setting {setting!r}{hint}; it has: {', '.join(sorted(allowed))}")
-    return build(**settings)
+    try:
+        return build(**settings)
+    except TypeError as error:  # a class from outside: a setting without a default, or no row_gradient
+        raise ValueError(f"{name} cannot be built: {error}") from error

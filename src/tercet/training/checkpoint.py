@@ -41,7 +41,12 @@ def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[S
     for file in _checkpoints(folder):
         try:
             manifest = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-            check_format(manifest.get("format_version"), file)
+        except (OSError, ValueError) as error:
+            log(f"skipping damaged checkpoint {file.name}: {error}")
+            continue
+        if isinstance(manifest, dict):
+            check_format(manifest.get("format_version"), file)  # raises: a run of another Tercet is not started over
+        try:
             data = file.read_bytes()
             if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
                 raise ValueError("checksum mismatch")
@@ -51,7 +56,7 @@ def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[S
                 raise ValueError(message)
             return state
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-            log(f"skipping checkpoint {file.name}: {error}")
+            log(f"skipping damaged checkpoint {file.name}: {error}")
     return None
 
 

@@ -13,7 +13,7 @@ from tercet.plugins import is_file_name, source_checksum
 from tercet.training.aoq_step import check_mined_settings
 from tercet.training.eval_loop import check_select_metric
 from tercet.training.prepare import PreparedData
-from tercet.training.settings import TrainSettings, identity_of
+from tercet.training.settings import CODE_SETTINGS, TrainSettings, identity_of
 from tercet.training.step import objective_for, takes_scale
 
 NOT_HASHED = ("data", "images", "mined")  # paths; the run hash contains the checksums of their content
@@ -55,7 +55,11 @@ def run_id_of(settings: TrainSettings, prepared: PreparedData) -> str:
 
 def hash_identity(identity: dict[str, Any], prepared: PreparedData) -> str:
     """The same, of an identity that is resolved already."""
-    return runs.run_hash({name: value for name, value in identity.items() if name not in NOT_HASHED}, prepared.checksum)
+    hashed = {name: value for name, value in identity.items() if name not in NOT_HASHED}
+    for name in CODE_SETTINGS:  # the checksum of a file is part of the hash, its place is not
+        if isinstance(hashed.get(name), str) and is_file_name(hashed[name]):
+            hashed[name] = Path(hashed[name]).name
+    return runs.run_hash(hashed, prepared.checksum)
 
 
 def _warmup_objective(settings: TrainSettings) -> RowObjective | None:

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tyro
 
 from tercet.names import coerce, flag, suggest
-from tercet.plugins import installed, is_file_name
-from tercet.recipes import training_values
+from tercet.plugins import check_trusted, installed, is_file_name, trust
+from tercet.recipes import DEFAULTS, RECIPES, training_values
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -188,6 +188,8 @@ class TrainSettings:
     """Resume an unfinished run with the same settings; --no-resume discards it and starts over."""
     checkpoint_every: int = 200
     """Steps between checkpoints. One is also written after every epoch."""
+    trust: tuple[Path, ...] = ()
+    """Python files that may be run although only --config or --init-from names them."""
     workers: int = 0
     """Threads that prefetch batches; 0: no prefetching."""
     device: str | None = None
@@ -200,7 +202,7 @@ class TrainSettings:
 
 
 # How a run is executed, not what it computes: two runs that differ only in these are the same run.
-EXECUTION_SETTINGS = ("config", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
+EXECUTION_SETTINGS = ("config", "trust", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
 NEEDS_MINED = ("mined_as_candidates", "mine_every", "round", "mined_top", "mined_draw")
 LOSS_WEIGHTS = ("caption_weight", "itm_weight", "objective_weight")
 SETTING_NAMES = [item.name for item in fields(TrainSettings)]
@@ -221,6 +223,8 @@ MIN_VALUES = {
     "mined_top": 1,
     "mine_every": 1,
 }
+CODE_SETTINGS = {"model": "model_source", "objective": "objective_source", "warmup_objective": "warmup_source"}
+"""Settings that may name a Python file -> the key with its checksum in a run's settings.json."""
 DERIVED_KEYS = (
     "objective_source",
     "warmup_source",
@@ -236,7 +240,11 @@ DERIVED_KEYS = (
 def train_settings(given: dict[str, Any]) -> TrainSettings:
     """Resolve settings, later ones win: defaults, the model's recipe, the file `config`, `given`."""
     if given.get("config") is not None:
-        given = read_config(Path(given["config"])) | given
+        file = Path(given["config"])
+        saved = read_config(file)
+        trust(given.get("trust", ()))
+        check_code(saved, file, but=given)
+        given = {name: value for name, value in saved.items() if name not in DERIVED_KEYS} | given
     model = given.get("model", "heads")
     return make_settings(_training_values(model, given.get("round", 1)) if isinstance(model, str) else {}, given)
 
@@ -256,7 +264,7 @@ def make_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainS
 
 
 def _training_values(model: str, training_round: int) -> dict[str, Any]:
-    if is_file_name(model) or model in installed("tercet.models"):
+    if is_file_name(model) or (model not in (*RECIPES, *DEFAULTS) and model in installed("tercet.models")):
         from tercet.models import training_defaults  # imports torch: only for models from outside
 
         return training_defaults(model)
@@ -266,6 +274,8 @@ def _training_values(model: str, training_round: int) -> dict[str, Any]:
 def defaults_for(arguments: Sequence[str]) -> TrainSettings:
     """Return the defaults under a command line's --model and --config, so that --help shows the recipe's values."""
     given: dict[str, Any] = {name: _value(arguments, f"--{name}") for name in ("model", "config", "schedule", "mined")}
+    if {"-h", "--help"} & set(arguments) and is_file_name(given["model"] or ""):
+        del given["model"]  # help imports nothing
     if _value(arguments, "--round") == "2" and not {"-h", "--help"} & set(arguments):
         given["round"] = 2  # raises here if neither the command line nor --config names a table
     return train_settings({name: value for name, value in given.items() if value is not None})
@@ -293,7 +303,15 @@ def read_config(file: Path) -> dict[str, Any]:
         content["objective_settings"] = {
             name: value for name, value in content["objective_settings"].items() if name not in ("temperature", "bias")
         }
-    return {name: value for name, value in content.items() if name not in DERIVED_KEYS}
+    return {name: value for name, value in content.items() if name != "config"}  # a config names no other config
+
+
+def check_code(saved: dict[str, Any], named_by: Path, but: Mapping[str, Any] | None = None) -> None:
+    """Refuse to import a Python file that only these saved settings name, before anything imports it."""
+    for name, source in CODE_SETTINGS.items():
+        value = saved.get(name)
+        if isinstance(value, str) and is_file_name(value) and name not in (but or {}):
+            saved[name] = check_trusted(value, saved.get(source), named_by)
 
 
 def identity_of(settings: TrainSettings) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def _run_in_folder(
             runs.clear_run(folder, keep=LOCK)
         process_group.barrier()
         if finished:
+            (folder / LOCK).unlink(missing_ok=True)
             return finished_run(folder)
         run_progress.begin(folder / runs.LOG)
         run_progress.log(f"run folder {folder}")

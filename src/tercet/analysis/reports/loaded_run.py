@@ -21,12 +21,11 @@ from tercet.inference import Retriever, load
 from tercet.interfaces import Objective, RetrievalModel
 from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ
-from tercet.plugins import check_trusted, is_file_name
 from tercet.similarity import split_scorer
 from tercet.training.eval_loop import Encoded, encode_split
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.run_identity import resolve, run_id_of
-from tercet.training.settings import TrainSettings, read_config, train_settings
+from tercet.training.settings import DERIVED_KEYS, TrainSettings, check_code, read_config, train_settings
 from tercet.training.step import objective_for, scale_and_bias
 from tercet.types import PairMask, Similarity
 
@@ -180,11 +179,9 @@ def open_run_folder(
     if not runs.is_finished(folder):
         raise ValueError(f"{folder}: the run is not finished; resume it with `tercet train` and its settings first")
     saved = runs.read_settings(folder)
-    sources = {"model": "model_source", "objective": "objective_source", "warmup_objective": "warmup_source"}
-    for name, source in sources.items():
-        if is_file_name(str(saved.get(name))):
-            check_trusted(saved[name], saved.get(source), folder.name)  # before anything imports it
-    settings = train_settings(read_config(folder / runs.SETTINGS))
+    given = read_config(folder / runs.SETTINGS)
+    check_code(given, folder)
+    settings = train_settings({name: value for name, value in given.items() if name not in DERIVED_KEYS})
     if data is not None:
         settings = replace(settings, data=data, images=images)
     if mined is not None and settings.mined is not None:

@@ -106,8 +106,8 @@ def text_encoder(name: str) -> TextEncoder:
 
 
 def _known(name: str) -> "Encoder | None":
-    if name in installed(ENTRY_POINTS):
-        encoder: Encoder = from_entry_point(ENTRY_POINTS, name)
+    if name not in ENCODERS and name in installed(ENTRY_POINTS):
+        encoder: Encoder = from_entry_point(ENTRY_POINTS, name, Encoder)
         return encoder
     return ENCODERS.get(name)
 

@@ -9,7 +9,7 @@ from tercet.data.dataset import DataSet
 from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
 from tercet.data.scenes import scenes_data_set
 from tercet.data.textio import ErrorPolicy
-from tercet.plugins import find, from_entry_point, installed
+from tercet.plugins import all_of, find
 
 ENTRY_POINTS = "tercet.formats"
 
@@ -75,12 +75,13 @@ def open_data(
 
 def all_formats() -> dict[str, Format]:
     """Name -> format: Tercet's own and those of installed packages."""
-    return FORMATS | {name: from_entry_point(ENTRY_POINTS, name) for name in installed(ENTRY_POINTS)}
+    return all_of(FORMATS, ENTRY_POINTS, Format)
 
 
 def detect_format(path: Path) -> str:
     """The one format that matches; `ValueError` if none or several do."""
-    matching = [name for name, known in all_formats().items() if known.recognise(path)]
+    matching = [name for name, known in FORMATS.items() if known.recognise(path)]
+    matching = matching or [name for name, known in all_formats().items() if known.recognise(path)]
     if len(matching) == 1:
         return matching[0]
     if not matching:

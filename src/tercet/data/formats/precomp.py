@@ -66,19 +66,15 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy, features: str = F
 
 
 def _images_of_source(path: Path, split: str, names: Sequence[str]) -> ImageFiles | None:
-    """The image files of the dataset that `tercet features` read, by name; None if it has moved or changed."""
+    """The image files of the dataset that `tercet features` read, by name; None if it is no longer there."""
     from tercet.data.formats import open_data  # it imports this module
 
-    manifest = read_json(path / MANIFEST) if (path / MANIFEST).is_file() else None
-    source = manifest.get("source") if isinstance(manifest, dict) else None
-    if not isinstance(source, dict):
-        return None
     try:
+        source = read_json(path / MANIFEST)["source"]
         found = open_data(source["path"], format=source["format"], images=source["images"], skip_bad=True).split(split)
-    except (ValueError, OSError, KeyError):
+    except (ValueError, OSError, KeyError, TypeError):
         return None
-    image_files = found.images()
-    by_name = {} if image_files is None else dict(zip(found.image_names, image_files, strict=True))
+    by_name = {} if found.image_files is None else dict(zip(found.image_names, found.image_files, strict=True))
     return ImageFiles([by_name[name] for name in names]) if all(name in by_name for name in names) else None
 
 
