@@ -197,6 +197,20 @@ class CaptionBatchSize(Protocol):
 
 
 @runtime_checkable
+class ImageFeatures(Protocol):
+    """A Hugging Face model that maps images to a joint space, like CLIP."""
+
+    def get_image_features(self, pixel_values: Tensor) -> Any: ...
+
+
+@runtime_checkable
+class TextFeatures(Protocol):
+    """A Hugging Face model that maps texts to a joint space, like CLIP."""
+
+    def get_text_features(self, input_ids: Tensor, **options: Any) -> Any: ...
+
+
+@runtime_checkable
 class Objective(Protocol):
     """An objective: maps (similarity, positives) to the pair gradient G = dL/dS. See `RowObjective` for the methods."""
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from tercet import similarity
-from tercet.interfaces import SystemSpec
+from tercet.interfaces import ImageFeatures, SystemSpec, TextFeatures
 from tercet.models.parts.backbone import config_of, hugging_face_model
 from tercet.models.parts.masking import checked_lengths, l2_normalize, length_mask
 from tercet.types import Similarity
@@ -36,9 +36,10 @@ class CLIP(nn.Module):
     def __init__(self, settings: CLIPSettings) -> None:
         super().__init__()
         self.model = hugging_face_model(settings.clip)
-        required = ("get_text_features", "get_image_features", "logit_scale")
         model_type = self.model.config.model_type
-        if not all(hasattr(self.model, name) for name in required) or model_type in UNSUPPORTED:
+        has_features = isinstance(self.model, ImageFeatures) and isinstance(self.model, TextFeatures)
+        has_scale = "logit_scale" in dict(self.model.named_parameters())
+        if not (has_features and has_scale) or model_type in UNSUPPORTED:
             raise ValueError(
                 f"{model_type} is not a dual encoder like CLIP or SigLIP, with square images and a learned scale"
             )

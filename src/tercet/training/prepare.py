@@ -94,12 +94,12 @@ def prepare_data(settings: TrainSettings) -> PreparedData:
     )
 
 
-def _transform(spec: SystemSpec, vision_model: Any, settings: TrainSettings) -> TransformSettings:
+def _transform(spec: SystemSpec, vision: Any, settings: TrainSettings) -> TransformSettings:
     """Return the preprocessing of the vision model if it defines one, else that of the settings."""
-    if spec.transform == "pretrained" and isinstance(vision_model, str):
-        return pretrained_transform(vision_model)
+    if spec.transform == "pretrained" and isinstance(vision, str):
+        return pretrained_transform(vision)
     if spec.transform == "squash":
-        return squash_transform(image_size_of(vision_model))
+        return squash_transform(image_size_of(vision))
     return TransformSettings(settings.image_size, None if settings.squash else round(settings.image_size * 8 / 7))
 
 

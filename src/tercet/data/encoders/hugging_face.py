@@ -11,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from tercet.data.text.tokenized import pretrained_tokenizer
+from tercet.interfaces import ImageFeatures, TextFeatures
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +38,7 @@ class PretrainedImages:
         if self.grid:
             vision = getattr(self.model, "vision_model", self.model)
             return _cells(vision(pixel_values=pixels).last_hidden_state)
-        if hasattr(self.model, "get_image_features"):
+        if isinstance(self.model, ImageFeatures):
             return _pooled(self.model.get_image_features(pixel_values=pixels))
         return _pooled(self.model(pixel_values=pixels)).flatten(1)
 
@@ -49,7 +50,7 @@ class PretrainedTexts:
         self.model = _load(name)
         self.tokenizer = pretrained_tokenizer(name)
         self.max_length = _max_length(self.model, self.tokenizer)
-        clip = hasattr(self.model, "get_text_features")
+        clip = isinstance(self.model, TextFeatures)
         self.about: dict[str, Any] = {
             "encoder": display_name or (name if not Path(name).is_dir() else Path(name).name),
             "revision": _revision(self.model, name),
@@ -59,13 +60,12 @@ class PretrainedTexts:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> Float[Tensor, "caption dim"]:
-        clip = hasattr(self.model, "get_text_features")
         # SigLIP was trained with padding to the maximum length and pools the last position.
         padding = "max_length" if "siglip" in self.model.config.model_type else True
         tokens = self.tokenizer(
             list(texts), padding=padding, truncation=True, max_length=self.max_length, return_tensors="pt"
         )
-        if clip:
+        if isinstance(self.model, TextFeatures):
             return _pooled(self.model.get_text_features(**tokens))
         states = self.model(**tokens).last_hidden_state
         mask = tokens["attention_mask"].unsqueeze(-1).to(states.dtype)
