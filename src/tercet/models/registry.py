@@ -19,6 +19,7 @@ from tercet.recipes import RECIPES, training_values
 SIZE_SETTINGS = ("vocab_size", "layers", "caption_length")  # besides those that end in dim
 MAX_SIZE = 10_000_000
 ENTRY_POINTS = "tercet.models"
+REQUIRED = ("settings", "dot_product", "encode_images", "encode_captions", "similarity", "state_dict")
 
 SYSTEMS: dict[str, System] = {
     "heads": Heads,
@@ -104,9 +105,6 @@ def build(name: str, **settings: Any) -> RetrievalModel:
         lacks = f"it has no {', '.join(missing)}" if missing else "its methods must be functions, not submodules"
         raise ValueError(f"{name} is not a retrieval model: {lacks}")
     return model
-
-
-REQUIRED = ("settings", "dot_product", "encode_images", "encode_captions", "similarity", "state_dict")
 
 
 def _check_values(system: str, settings: Any) -> None:

@@ -79,7 +79,7 @@ def open_index(folder: str | Path) -> Index:
 def _open_generation(folder: Path, manifest: dict[str, Any]) -> Index:
     generation = folder / manifest["generation"]
     items, vectors = read_items(generation / ITEMS), _memory_map(generation / VECTORS)
-    store = store_type(manifest.get("store", "faiss")).load(generation)
+    store = store_type(manifest["store"]).load(generation)
     regions = _memory_map(generation / REGIONS) if (generation / REGIONS).exists() else None
     if not len(items) == len(vectors) == len(store) == len(vectors if regions is None else regions):
         raise ValueError(
@@ -109,7 +109,7 @@ def update_index(
         existing = open_index(folder) if (folder / MANIFEST).is_file() else None
         _check_folder(folder)
         kind = kind or (existing.manifest["kind"] if existing is not None else "flat")
-        store = store or (existing.manifest.get("store") if existing is not None else None) or "faiss"
+        store = store or (existing.manifest["store"] if existing is not None else "faiss")
         store_type(store)  # raises before any image is read
         if existing is not None and existing.manifest["model"]["weights"] != model["weights"]:
             raise ValueError(
