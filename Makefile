@@ -6,20 +6,24 @@ PYTHON ?= python3
 LINKS := $(firstword $(UV_FIND_LINKS) $(PIP_FIND_LINKS) $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 INSTALL = UV_FIND_LINKS="$(LINKS)" $(VENV)/bin/uv pip install -q --compile-bytecode --python $(VENV)/bin/python -c constraints.txt
 
-.PHONY: demo test test-all lint
+.PHONY: demo test test-all lint api
 demo: $(VENV)/.package
 	$(VENV)/bin/tercet compare
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest -n 2 -m "not slow"
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest -n 2
+	TERCET_TESTS=full $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# The signatures of tercet.train and tercet.compare, after a change to a setting.
+api: $(VENV)/.dev
+	$(VENV)/bin/python tools/make_api.py
 
 $(VENV)/bin/uv:
 	$(PYTHON) -m venv $(VENV)

@@ -29,7 +29,7 @@ from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.objectives import objective
-from tercet.training.progress import RunProgress
+from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop
 

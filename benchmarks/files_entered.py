@@ -31,7 +31,8 @@ WARM_STEP = 25  # not a step at which samples are counted: those are every twent
 
 def file_of(frame) -> str | None:
     name = frame.f_code.co_filename
-    return str(Path(name).relative_to(PACKAGE)) if name.startswith(str(PACKAGE)) and not is_import(frame) else None
+    ours = name.startswith(str(PACKAGE)) and name.endswith(".py")  # not the templates of pages
+    return str(Path(name).relative_to(PACKAGE)) if ours and not is_import(frame) else None
 
 
 def is_import(frame) -> bool:

@@ -43,9 +43,9 @@ from tercet.data.text.vocabulary import build_vocabulary
 from tercet.mining.mine import MiningConfig, mine
 from tercet.models import build
 from tercet.objectives.aoq import AOQ
+from tercet.progress import RunProgress
 from tercet.training.aoq_step import MinedMembers
 from tercet.training.mine_run import cached_scorer
-from tercet.training.progress import RunProgress
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop
 from tercet.types import Batch

@@ -28,7 +28,7 @@ from tercet.data.scenes import scenes
 from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
-from tercet.training.progress import RunProgress
+from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop
 

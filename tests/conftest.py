@@ -1,13 +1,24 @@
 """Shapes and types of the whole package are checked while tests run, and only then."""
 
+import importlib.util
 import os
+from pathlib import Path
 
 import jaxtyping
 import pytest
 
 # One thread a process: tests run side by side, and threads of several processes on two cores wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some virtual machines report AMX and do not allow it: bfloat16 products would end in an illegal instruction.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported: tests never wait for a network
+
+# Processes that tests start in any folder import the package that is tested here.
+spec = importlib.util.find_spec("tercet")
+assert spec is not None
+assert spec.origin is not None
+source = str(Path(spec.origin).resolve().parents[1])
+os.environ["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 jaxtyping.install_import_hook("tercet", "beartype.beartype")
 

@@ -71,6 +71,7 @@ def test_the_original_loop_over_captions_equals_our_attention(row):
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_attention_benchmark_runs(tmp_path, monkeypatch):
     import attention as bench
 
@@ -95,9 +96,12 @@ def test_the_phases_of_a_second_round_run(tmp_path):
 
     data, sizes = bench.random_data("heads", 60)
     loop = bench.loop_of("heads", "aoq", data, sizes, tmp_path / "loop")
+    before = [parameter.detach().clone() for parameter in loop.model.parameters()]
     for call in bench.phases_of(loop).values():
         call()
     next(bench.endless_steps(loop))
+    after = list(loop.model.parameters())
+    assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 def test_a_second_round_starts_from_a_first_one(tmp_path):
@@ -116,6 +120,7 @@ def test_a_second_round_starts_from_a_first_one(tmp_path):
     assert counts[1][2] > 0
 
 
+@pytest.mark.slow
 def test_the_table_of_a_second_round_names_the_state_of_each_row(tmp_path):
     import second_round as bench
 
@@ -127,6 +132,7 @@ def test_the_table_of_a_second_round_names_the_state_of_each_row(tmp_path):
     assert "**Second round**: weights after 3 steps of triplet-sh" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_server_is_measured_under_load_and_recall_equals_the_evaluation(tmp_path):
     import search as bench
     from tercet.data.formats import open_data

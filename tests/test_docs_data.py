@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.commands import tercet
 from tests.data.formats.test_butd import line as butd_line
 from tests.data.small_datasets import image_bytes
 
@@ -45,7 +44,7 @@ def test_every_recipe_runs_as_shown(workspace):
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
         assert program == "tercet"
-        done = subprocess.run([sys.executable, "-m", "tercet", *arguments], capture_output=True, text=True, check=False)
+        done = tercet(*arguments)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         if arguments[:2] == ["data", "inspect"]:
             assert "No errors found" in done.stdout
@@ -53,4 +52,7 @@ def test_every_recipe_runs_as_shown(workspace):
 
 def test_every_snippet_runs(workspace, capsys):
     assert len(SNIPPETS) == 3
-    exec("\n".join(SNIPPETS), {})
+    values = {}
+    exec("\n".join(SNIPPETS), values)
+    assert values["positives"].any()
+    assert values["token_ids"]

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tercet.cli.main import COMMANDS
-from tercet.comparison.variants import GRIDS
+from tercet.comparison.plan import GRIDS
 from tercet.training.settings import SETTING_NAMES, MineSettings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "mining.md").read_text()

@@ -23,6 +23,8 @@ def test_a_folder_is_found_by_its_hash_once_it_is_finished(tmp_path):
     settings = {"objective": "cir/sig-ms", "model": "heads", "seed": 3}
     folder = runs.open_run(tmp_path, "0123456789", data="scenes", settings=settings)
     assert folder.name.endswith("_scenes_heads_cir+sig-ms_s3_0123456789")
+    runs.write_settings(folder, settings)
+    runs.MetricsFile(folder, 0).append({"final": True})
     assert runs.find_run(tmp_path, "0123456789") is None
     assert runs.open_run(tmp_path, "0123456789", data="scenes", settings=settings) == folder
     runs.finish_run(folder, {"device": "cpu"}, seconds=1.0)

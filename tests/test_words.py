@@ -90,7 +90,7 @@ BANNED = re.compile(rf"\b({'|'.join(IDENTIFIERS)})\b")
 UNCLEAR = re.compile(rf"(?<![\w./-])({'|'.join(PHRASES)})(?![\w-])", flags=re.IGNORECASE)
 
 SOURCES = [
-    *(file for file in (ROOT / "src").rglob("*") if file.suffix in (".py", ".js", ".html", ".css")),
+    *(file for file in (ROOT / "src").rglob("*") if file.suffix in (".py", ".js", ".html", ".css", ".j2")),
     *ROOT.glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "docs").rglob("*.py"),

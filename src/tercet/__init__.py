@@ -5,38 +5,69 @@ from typing import TYPE_CHECKING
 from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
+    from tercet import objectives, plugins
     from tercet.analysis.cocos import cocos
-    from tercet.analysis.gradcheck import check_objective
-    from tercet.comparison.compare import compare
+    from tercet.analysis.gradcheck import CheckReport, check_objective
+    from tercet.api import compare, train
+    from tercet.comparison.compare import Comparison
+    from tercet.data.dataset import DataSet
+    from tercet.data.formats import open_data
     from tercet.evaluation import evaluate, evaluate_embeddings
-    from tercet.inference import load, load_original
-    from tercet.objectives import objective
-    from tercet.training.train import train
+    from tercet.evaluation.significance import compare_runs
+    from tercet.inference import Retriever, load, load_original
+    from tercet.models import build
+    from tercet.objectives import RowObjective, objective
+    from tercet.search.searcher import Searcher
+    from tercet.training.trained import Trained
 
 __version__ = "0.1.0"
 __all__ = [
+    "CheckReport",
+    "Comparison",
+    "DataSet",
+    "Retriever",
+    "RowObjective",
+    "Searcher",
+    "Trained",
+    "build",
     "check_objective",
     "cocos",
     "compare",
+    "compare_runs",
     "evaluate",
     "evaluate_embeddings",
     "load",
     "load_original",
     "objective",
+    "objectives",
+    "open_data",
+    "plugins",
     "train",
 ]
 
 # Module of each public name, imported on first use: `import tercet` and `tercet --help` must not import torch.
 _MODULES = {
+    "CheckReport": "tercet.analysis.gradcheck",
+    "Comparison": "tercet.comparison.compare",
+    "DataSet": "tercet.data.dataset",
+    "Retriever": "tercet.inference",
+    "RowObjective": "tercet.objectives",
+    "Searcher": "tercet.search.searcher",
+    "Trained": "tercet.training.trained",
+    "build": "tercet.models",
     "check_objective": "tercet.analysis.gradcheck",
     "cocos": "tercet.analysis.cocos",
-    "compare": "tercet.comparison.compare",
+    "compare": "tercet.api",
+    "compare_runs": "tercet.evaluation.significance",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
     "load": "tercet.inference",
     "load_original": "tercet.inference",
     "objective": "tercet.objectives",
-    "train": "tercet.training.train",
+    "objectives": "tercet",
+    "open_data": "tercet.data.formats",
+    "plugins": "tercet",
+    "train": "tercet.api",
 }
 
 

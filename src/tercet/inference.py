@@ -31,7 +31,17 @@ from tercet.models.convert.state_dicts import EXTRA_WORDS, original_model
 from tercet.models.parts.backbone import image_size_of, max_positions
 from tercet.plugins import check_trusted, is_file_name, source_checksum
 from tercet.similarity import concat_padded
-from tercet.storage import FORMAT_VERSION, atomic_directory, check_format, sha256_of
+from tercet.storage import (
+    CHECKSUMS,
+    FORMAT_VERSION,
+    LOCK,
+    MACHINE,
+    atomic_directory,
+    check_checksums,
+    check_format,
+    checksums_of,
+    sha256_of,
+)
 from tercet.types import Similarity
 
 CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
@@ -153,11 +163,11 @@ class Retriever(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write the model to a new folder, atomically."""
         with atomic_directory(Path(folder)) as unfinished:
-            self.write_description(unfinished)
             (unfinished / WEIGHTS).write_bytes(weights_of(self.model))
+            self.write_description(unfinished, with_checksums=True)
 
-    def write_description(self, folder: Path) -> None:
-        """Write everything but the weights."""
+    def write_description(self, folder: Path, *, with_checksums: bool = False) -> None:
+        """Write everything but the weights. A run adds the checksums when it is finished, a saved model now."""
         preprocessor = asdict(replace(self.preprocessor, vocabulary=None)) | {
             "vocabulary": self.preprocessor.vocabulary is not None
         }
@@ -174,6 +184,9 @@ class Retriever(nn.Module):
             "settings": asdict(self.model.settings),
             "preprocessor": preprocessor,
         }
+        if with_checksums:
+            files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+            content[CHECKSUMS] = checksums_of(folder, [name.as_posix() for name in files if name.name != LOCK])
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -226,6 +239,7 @@ def load(path: str | Path) -> Retriever:
         raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
     content = read_json(folder / CONFIG)
     check_format(content.get("format_version") if isinstance(content, dict) else None, folder / CONFIG)
+    _check_files(folder, content)
     system = content.get("system")
     if isinstance(system, str) and is_file_name(system):
         content["system"] = check_trusted(system, content.get("source"), folder)
@@ -239,6 +253,21 @@ def load(path: str | Path) -> Retriever:
         raise ValueError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
     _load_weights(model, weights, folder / WEIGHTS)
     return Retriever(content["system"], model, preprocessor).eval()
+
+
+def _check_files(folder: Path, config: dict[str, Any]) -> None:
+    """Check the model files of a finished run or of a saved model. A run in training has no checksums yet."""
+    if (folder / MACHINE).is_file():
+        manifest, checksums = folder / MACHINE, read_json(folder / MACHINE)
+        checksums = checksums.get(CHECKSUMS) if isinstance(checksums, dict) else None
+        if isinstance(checksums, dict):
+            model_files = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER)
+            checksums = {name: value for name, value in checksums.items() if name.split("/")[0] in model_files}
+    elif CHECKSUMS in config:
+        manifest, checksums = folder / CONFIG, config[CHECKSUMS]
+    else:
+        return
+    check_checksums(folder, checksums, manifest, "make the model again, or copy it again from where it was made")
 
 
 def _build(folder: Path, content: Any) -> tuple[RetrievalModel, Preprocessor]:

@@ -1,6 +1,7 @@
-"""Names and values from users: suggestions for misspelled names, type coercion of values, lazily imported names."""
+"""Names and values from users: suggestions for misspelled names, settings from text, lazily imported names."""
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -20,12 +21,43 @@ def suggest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
+def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
+    """Parse `embed_dim=512 kind=mlp` into a dict. Values are parsed as JSON, and kept as text where that fails."""
+    overrides = {}
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            raise ValueError(f"expected name=value, got {item!r}")
+        try:
+            overrides[name] = json.loads(value)
+        except json.JSONDecodeError:
+            overrides[name] = value
+    return overrides
+
+
+def split_settings(spec: str) -> tuple[str, dict[str, Any]]:
+    """Split an objective with settings into its name and the settings.
+
+    >>> split_settings("mine.py:f:margin=0.3"), split_settings("mine.py:f")
+    (('mine.py:f', {'margin': 0.3}), ('mine.py:f', {}))
+    """
+    name, colon, tail = spec.rpartition(":")
+    if not colon or "=" not in tail:
+        return spec, {}
+    return name, parse_overrides(tail.split(","))
+
+
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__` that imports public names (name -> module) on first use."""
+    """Return a package's `__getattr__` that imports public names (name -> module) on first use.
+
+    A name whose module is the package itself is a module in it.
+    """
 
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if modules[name] == package:
+            return import_module(f"{package}.{name}")
         return getattr(import_module(modules[name]), name)
 
     return find
@@ -69,7 +101,8 @@ def _convert(type_: Any, value: Any) -> Any:
         items = [_convert(item_type, item) for item in value] if isinstance(value, (list, tuple)) else [_MISMATCH]
         return _MISMATCH if any(item is _MISMATCH for item in items) else tuple(items)
     if origin is dict:
-        return dict(value) if isinstance(value, dict) and all(isinstance(name, str) for name in value) else _MISMATCH
+        is_mapping = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+        return dict(value) if is_mapping else _MISMATCH
     return _convert_scalar(type_, value)
 
 

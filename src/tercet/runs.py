@@ -2,8 +2,9 @@
 
 `<date>_<data>_<model>_<objective>_s<seed>_<hash>/` holds `settings.json`, `machine.json`, `metrics.jsonl` (append
 only), `ranks.npz`, a model for `tercet.load`, `log.txt` and, until the run is finished, `state/`. The hash is of the
-settings and the checksum of the data, not of the date: it identifies the run. `machine.json` is written last: without
-it a run is unfinished.
+settings and the checksum of the data, not of the date: it identifies the run. `machine.json` is written last, with the
+checksums of the other files: without it a run is unfinished. Files of a finished run are read only if they have these
+checksums.
 """
 
 import hashlib
@@ -16,8 +17,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,31 @@ from typing import Any
 import numpy as np
 
 import tercet
+from tercet.in_memory import is_in_memory, short_name
 from tercet.plugins import is_file_name
-from tercet.storage import FORMAT_VERSION, atomic_write, check_format, write_json
+from tercet.storage import (
+    CHECKSUMS,
+    FORMAT_VERSION,
+    LOCK,
+    MACHINE,
+    atomic_write,
+    changed_file,
+    check_checksums,
+    check_format,
+    checksums_of,
+    remove_temporaries,
+    write_json,
+)
 
-SETTINGS, MACHINE, METRICS, RANKS = "settings.json", "machine.json", "metrics.jsonl", "ranks.npz"
-STATE, LOG, EVALUATION = "state", "log.txt", "evaluation.json"
+SETTINGS, METRICS, RANKS = "settings.json", "metrics.jsonl", "ranks.npz"
+STATE, TENSORBOARD, LOG, EVALUATION, COMPARISON = (
+    "state",
+    "tensorboard",
+    "log.txt",
+    "evaluation.json",
+    "comparison.json",
+)
+RUN_NAME = re.compile(r"\d{8}_.+_s\d+_[0-9a-f]{10}")
 
 
 def make_root(root: Path) -> None:
@@ -64,7 +85,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any]) -> Path:
-    """Return the unfinished folder with this hash, or create one, and write its settings."""
+    """Return the unfinished folder with this hash, or create one."""
     for folder in _folders(root, identity):
         if not is_finished(folder):
             break
@@ -74,12 +95,17 @@ def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any]) 
         name = f"{date}_{data}_{model}_{objective}_s{settings['seed']}_{identity}"
         folder = root / name
         folder.mkdir(exist_ok=True)
-    write_json(folder / SETTINGS, settings)
     return folder
 
 
+def write_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Write the settings of a run that starts or resumes, under its lock."""
+    write_json(folder / SETTINGS, settings)
+
+
 def _folder_part(name: str) -> str:
-    """A name as part of a folder's name; of `path/to/mine.py:name` without the path."""
+    """A name as part of a folder's name; of `path/to/mine.py:name` without the path, of an object only its name."""
+    name = short_name(name) if is_in_memory(name) else name
     name = Path(name).name if is_file_name(name) else name.replace("/", "+")
     return re.sub(r"[^\w.+-]+", "_", name)[:60]
 
@@ -97,15 +123,56 @@ def has_started(folder: Path) -> bool:
 
 
 def finish_run(folder: Path, conditions: dict[str, Any], *, seconds: float) -> None:
-    """Mark the run as finished: the folder is never written to again. Removes its checkpoints."""
+    """Mark the run as finished: the folder is never written to again. Removes its checkpoints and its lock."""
     content = {"format_version": FORMAT_VERSION, "ended": "finished", "seconds": seconds, "finished": _now()}
+    content[CHECKSUMS] = checksums_of(folder, _result_files(folder))
     write_json(folder / MACHINE, content | conditions | machine())
-    remove_checkpoints(folder)
+    remove_leftovers(folder)
 
 
-def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a finished run; a killed process may have left them."""
+def _result_files(folder: Path) -> list[str]:
+    """Every file of a finished run but its log: results, settings and the model, with its vocabulary or tokenizer."""
+    for name in (SETTINGS, METRICS):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name} was removed while the run was training: run the command again to resume")
+    names = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+    excluded = (LOCK, MACHINE, LOG, STATE, TENSORBOARD)
+    return [name.as_posix() for name in names if name.parts[0] not in excluded and not name.parts[0].startswith(".")]
+
+
+def check_run(run: Path) -> None:
+    """Read every file of a finished run; `ValueError` if one is damaged."""
+    check_checksums(run, read_machine(run).get(CHECKSUMS), run / MACHINE, _remedy(run))
+
+
+def _read(run: Path, name: str) -> bytes:
+    """The content of a file of a run. That of a finished run must have the checksum that it was finished with."""
+    finished = is_finished(run)  # before reading: a run in training may write its last lines meanwhile
+    try:
+        content = (run / name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{run / name} is damaged or missing: {_remedy(run)}") from error
+    if finished:
+        checksums = json.loads((run / MACHINE).read_text(encoding="utf-8")).get(CHECKSUMS)
+        if not isinstance(checksums, dict) or name not in checksums:
+            raise ValueError(f"{run / MACHINE} has no checksum of {name}: {_remedy(run)}")
+        if hashlib.sha256(content).hexdigest() != checksums[name]:
+            raise changed_file(run / name, _remedy(run))
+    return content
+
+
+def _remedy(run: Path) -> str:
+    return f"remove the folder {run.name} and train it again"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a process that was killed at the end left in a finished run: checkpoints, temporary files, the lock.
+
+    Nothing writes to a finished run, so that no lock is needed.
+    """
     shutil.rmtree(folder / STATE, ignore_errors=True)
+    remove_temporaries(folder)
+    (folder / LOCK).unlink(missing_ok=True)
 
 
 class MetricsFile:
@@ -160,18 +227,30 @@ def write_artifact(folder: Path, name: str, content: str | bytes) -> None:
 
 def read_lines(run: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl."""
-    file = run / METRICS
+    content = _read(run, METRICS)
     try:
-        return [dict(json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and train it again") from error
+        return [dict(json.loads(line)) for line in content.decode("utf-8").splitlines()]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{run / METRICS} is damaged or missing: {_remedy(run)}") from error
+
+
+def read_lines_so_far(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl of a run that may be in training: an incomplete last line is normal there.
+
+    Other damaged lines are skipped too: these lines are shown, not evaluated.
+    """
+    lines = []
+    for line in _read(run, METRICS).decode("utf-8").split("\n")[:-1]:
+        with suppress(ValueError, TypeError):
+            lines.append(dict(json.loads(line)))
+    return lines
 
 
 def read_final(run: Path) -> dict[str, Any]:
     """Return the last line: metrics with the selected weights, number of steps and of pairs seen."""
     final = [line for line in read_lines(run) if line.get("final")]
     if not final:
-        raise ValueError(f"{run / METRICS} is damaged or missing: remove the folder {run.name} and train it again")
+        raise ValueError(f"{run / METRICS} is damaged or missing: {_remedy(run)}")
     return final[-1]
 
 
@@ -208,24 +287,52 @@ def read_machine(run: Path) -> dict[str, Any]:
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    return _read_json(run / SETTINGS, run)
+    return _parsed(_read(run, SETTINGS), run / SETTINGS, run)
+
+
+def read_comparison(folder: Path) -> dict[str, Any]:
+    """Return comparison.json, written by `tercet compare`."""
+    return _read_json(folder / COMPARISON, folder)
+
+
+def run_folders(root: Path) -> list[Path]:
+    """Return the folders of finished and unfinished runs."""
+    return [path for path in _entries(root) if RUN_NAME.fullmatch(path.name) and path.is_dir()]
+
+
+def comparison_folders(root: Path) -> list[Path]:
+    return [path for path in _entries(root) if path.name.startswith("comparison_") and path.is_dir()]
+
+
+def _entries(root: Path) -> list[Path]:
+    return list(root.iterdir()) if root.is_dir() else []
 
 
 def read_ranks(run: Path) -> dict[str, np.ndarray]:
+    content = _read(run, RANKS)
     try:
-        with np.load(run / RANKS) as arrays:
+        with np.load(io.BytesIO(content)) as arrays:
             return dict(arrays)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        file = run / RANKS
-        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and train it again") from error
+    except Exception as error:  # zipfile, zlib and numpy raise exceptions of many kinds for damaged files
+        raise ValueError(f"{run / RANKS} is damaged or missing: {_remedy(run)}") from error
 
 
 def _read_json(file: Path, run: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} is damaged or missing: remove the folder {run.name} and train it again") from error
-    return content
+        content = file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file} is damaged or missing: {_remedy(run)}") from error
+    return _parsed(content, file, run)
+
+
+def _parsed(content: bytes, file: Path, run: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged or missing: {_remedy(run)}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{file} is damaged: expected an object; {_remedy(run)}")
+    return parsed
 
 
 def final_split(run: Path) -> str:

@@ -4,17 +4,26 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import DTypeLike
 
 FORMAT_VERSION = 1
 """Of run folders, saved models, checkpoints, indexes, features and mined tables."""
 LOCK = ".lock"
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # .NAME.PID.tmp
+MACHINE = "machine.json"
+"""Written last into a run folder, when the run is finished; holds the checksums of the other files."""
+CHECKSUMS = "checksums"
+"""Key of a manifest: file name -> SHA-256 of every file that the manifest vouches for."""
 
 
 @contextmanager
@@ -27,15 +36,46 @@ def atomic_path(file: Path) -> Iterator[Path]:
         os.replace(temporary, file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ValueError(
-                f"{file}: the disk is full. Earlier files are intact: free space and run the command again to resume"
-            ) from error
+        if is_full_disk(error):
+            raise _full_disk(file) from error
         raise
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(file.parent)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether there is no room left. `numpy.save` reports that without an error number."""
+    return (
+        error.errno in (errno.ENOSPC, errno.EDQUOT) or re.search(r"requested and \d+ written", str(error)) is not None
+    )
+
+
+def _full_disk(file: Path) -> ValueError:
+    return ValueError(
+        f"{file}: the disk is full. Earlier files are intact: free space and run the command again to resume"
+    )
+
+
+def allocated_array(file: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:
+    """Create a memory-mapped .npy file whose blocks are allocated on disk.
+
+    Without that the file is sparse, and the write for which there is no room ends the process by SIGBUS.
+    """
+    try:
+        array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        if hasattr(os, "posix_fallocate"):  # not on Windows and macOS
+            with file.open("r+b") as stream:
+                os.posix_fallocate(stream.fileno(), 0, file.stat().st_size)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:  # a file system that cannot allocate ahead
+            return array
+        file.unlink(missing_ok=True)
+        if is_full_disk(error):
+            raise _full_disk(file) from error
+        raise
+    return array
 
 
 def atomic_write(file: Path, data: bytes) -> None:
@@ -62,8 +102,10 @@ def atomic_directory(target: Path) -> Iterator[Path]:
             yield unfinished
             (unfinished / LOCK).unlink(missing_ok=True)
             unfinished.rename(target)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
+            if isinstance(error, OSError) and is_full_disk(error):
+                raise _full_disk(target) from error
             raise
 
 
@@ -73,16 +115,23 @@ def resumable_directory(target: Path) -> Iterator[Path]:
     unfinished = target.with_name(f"{target.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(unfinished):
-        for leftover in unfinished.glob(".*.tmp"):
-            leftover.unlink()
-        yield unfinished
+        try:
+            yield unfinished
+        except OSError as error:
+            if is_full_disk(error):
+                raise _full_disk(target) from error
+            raise
         (unfinished / LOCK).unlink(missing_ok=True)
         os.replace(unfinished, target)
 
 
 @contextmanager
 def exclusive_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Lock a folder against other processes. If it is locked, raise or, with `on_wait`, call that and wait."""
+    """Lock a folder against other processes. If it is locked, raise or, with `on_wait`, call that and wait.
+
+    Only the holder of the lock writes to the folder: temporary files in it were left by killed processes and are
+    removed.
+    """
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -95,9 +144,18 @@ def exclusive_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> I
         except FileNotFoundError as gone:
             raise ValueError(f"{folder} was removed by the process that was writing to it: run again") from gone
     try:
+        remove_temporaries(folder)
         yield
     finally:
         lock.release()
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove the temporary files of `atomic_path` in a folder and its subfolders."""
+    for pattern in (".*.tmp", "*/.*.tmp"):
+        for file in folder.glob(pattern):
+            if TEMPORARY.fullmatch(file.name):
+                file.unlink(missing_ok=True)
 
 
 def check_format(version: object, file: Path) -> None:
@@ -118,6 +176,55 @@ def sha256_of(files: Iterable[Path]) -> str:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def checksums_of(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return name -> SHA-256, as a manifest holds it. Files are read in parallel."""
+    names = sorted(names)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(lambda name: sha256_of([folder / name]), names), strict=True))
+
+
+def check_checksums(folder: Path, checksums: object, manifest: Path, remedy: str) -> None:
+    """Raise `ValueError`, naming the file, unless every file has the checksum in the manifest. `remedy`: what to do."""
+    if not isinstance(checksums, dict) or not checksums:
+        raise ValueError(f"{manifest} has no checksums: it is damaged, or of an earlier version: {remedy}")
+    present = [name for name in checksums if (folder / name).is_file()]
+    found = checksums_of(folder, present)
+    for name, checksum in checksums.items():
+        if found.get(name) != checksum:
+            raise changed_file(folder / name, remedy)
+
+
+def changed_file(file: Path, remedy: str) -> ValueError:
+    """The error for a file whose checksum is not the recorded one."""
+    return ValueError(f"{file} is missing or was changed: {remedy}")
+
+
+def seal(file: Path) -> None:
+    """Append the SHA-256 of its content to a file of unfinished work, so that damage is seen when it is resumed."""
+    digest = bytes.fromhex(sha256_of([file]))
+    with file.open("ab") as stream:
+        stream.write(digest)
+
+
+def is_intact(file: Path) -> bool:
+    """Whether a sealed file exists and has the content that was sealed."""
+    digest = hashlib.sha256()
+    try:
+        with file.open("rb") as stream:
+            remaining = file.stat().st_size - digest.digest_size
+            while remaining > 0 and (block := stream.read(min(1 << 22, remaining))):
+                digest.update(block)
+                remaining -= len(block)
+            return stream.read() == digest.digest()
+    except OSError:
+        return False
+
+
+def sealed_content(file: Path) -> bytes | None:
+    """The content of a sealed file; None if it is missing or damaged."""
+    return file.read_bytes()[: -hashlib.sha256().digest_size] if is_intact(file) else None
 
 
 def sync_file(file: Path) -> None:

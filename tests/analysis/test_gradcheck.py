@@ -6,6 +6,7 @@ import torch
 import tercet
 from tercet.objectives import AOQ_OBJECTIVES, OBJECTIVES, distributed
 from tercet.objectives.hardest_triplet import HardestTriplet
+from tercet.objectives.inputs import is_distributed
 
 
 @pytest.mark.parametrize("name", [*OBJECTIVES, *AOQ_OBJECTIVES])
@@ -60,7 +61,7 @@ class Delivers(HardestTriplet):
     """The right pair gradient, wrongly delivered to the embeddings."""
 
     def __call__(self, images, captions, *, image_ids, caption_ids):
-        if distributed.in_use():
+        if is_distributed():
             ids = image_ids, caption_ids
             images, captions, ids = distributed.gather_batch(images, captions, *ids, ids_are_rows=False)
             image_ids, caption_ids = ids

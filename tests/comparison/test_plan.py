@@ -3,11 +3,10 @@
 import pytest
 
 from tercet.comparison.lr_search import trials
-from tercet.comparison.plan import common_settings, plan_run, prepare_all
+from tercet.comparison.plan import common_settings, make_variants, plan_run, prepare_all
 from tercet.comparison.settings import make_settings
-from tercet.comparison.variants import make_variants
-from tercet.training.progress import RunProgress
-from tercet.training.run_identity import resolve
+from tercet.progress import RunProgress
+from tercet.training.prepare import resolve
 from tercet.training.runtime import select_device
 from tercet.training.train import Loop
 

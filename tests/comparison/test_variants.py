@@ -2,8 +2,8 @@
 
 import pytest
 
+from tercet.comparison.plan import make_variants, parse_variant
 from tercet.comparison.settings import DEFAULT_OBJECTIVES, make_settings
-from tercet.comparison.variants import make_variants, parse_variant
 from tercet.objectives.registry import OBJECTIVES
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from tercet import runs
+from tercet.comparison.plan import Variant
 from tercet.comparison.results import Results, read_run
-from tercet.comparison.variants import Variant
 from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions
 from tercet.storage import write_json

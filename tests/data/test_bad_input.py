@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import struct
 import tempfile
 import zlib
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from PIL import Image, features
+from PIL import EpsImagePlugin, Image, features
 
 from tercet.data.formats import FORMATS, open_data
-from tercet.data.image_io import ImageFile, open_image
+from tercet.data.image_io import ImageBytes, ImageFile, as_rgb, content_checksum, open_image
+from tercet.progress import Bar
 from tests.data.small_datasets import (
     PLAIN,
     WRITERS,
@@ -26,6 +28,7 @@ from tests.data.small_datasets import (
     write_images,
     write_karpathy,
 )
+from tests.examples import examples
 
 
 def bomb() -> bytes:
@@ -40,10 +43,13 @@ def bomb() -> bytes:
     )
 
 
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+
 BAD_IMAGES = {
     "truncated": (image_bytes()[:-150], "damaged or unsupported image"),
     "zero bytes": (b"", "empty file"),
-    "text": (b"this is not an image", "not an image format that Pillow can read"),
+    "text": (b"this is not an image", "not an image in one of the formats JPEG, PNG"),
+    "PostScript": (POSTSCRIPT, "not an image in one of the formats JPEG, PNG"),
     "bomb": (bomb(), "pixels"),
     "cut header": (image_bytes()[:20], "image"),
 }
@@ -74,7 +80,39 @@ def test_a_missing_image_is_named(tmp_path):
         open_image(ImageFile(tmp_path / "gone.jpg"))
 
 
-@settings(max_examples=200, deadline=None)
+def test_postscript_is_not_passed_to_ghostscript(tmp_path, monkeypatch):
+    started = tmp_path / "started"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {started}\necho 10.0\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # looked for again
+    with pytest.raises(ValueError, match="not an image"):
+        open_image(ImageBytes(POSTSCRIPT))
+    assert not started.exists()
+
+
+def test_the_text_of_a_decoder_is_not_shown(monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("decoder of /tmp/secret failed")
+
+    monkeypatch.setattr(Image, "open", fail)
+    with pytest.raises(ValueError, match=r"^the image: damaged or unsupported image$"):
+        open_image(ImageBytes(b"x"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device", "folder"])
+def test_only_regular_files_are_opened(tmp_path, kind):
+    """A pipe would block for ever, /dev/zero has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    paths = {"pipe": tmp_path / "pipe", "link to a pipe": tmp_path / "x.jpg", "device": Path("/dev/zero")}
+    (tmp_path / "x.jpg").symlink_to(tmp_path / "pipe")
+    file = ImageFile(paths.get(kind, tmp_path))
+    for read in (open_image, content_checksum):
+        with pytest.raises(ValueError, match="not a regular file"):
+            read(file)
+
+
+@examples(200)
 @given(
     kind=st.sampled_from(["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "AVIF"]),
     position=st.integers(0, 600),
@@ -104,6 +142,10 @@ def test_images_come_upright_and_in_rgb(tmp_path):
     opened = open_image(ImageFile(tmp_path / "x.jpg"))
     assert opened.size == (4, 8)
     assert opened.mode == "RGB"
+    own = Image.open(tmp_path / "x.jpg")
+    assert as_rgb(own).size == (4, 8)
+    assert (own.size, own.mode) == ((8, 4), "L")  # unchanged
+    assert as_rgb(opened) is opened  # no copy of a large image
 
 
 def corrupt_json(change):
@@ -310,15 +352,16 @@ def test_two_formats_in_one_folder_are_ambiguous(tmp_path):
 
 
 def test_a_failed_conversion_leaves_no_files(tmp_path):
-    from tercet.data.formats.writers import write_precomp
+    from tercet.data.formats.precomp import write_precomp
 
     data = open_data(write_karpathy(PLAIN, tmp_path))
 
-    def fail(images: int) -> None:
-        raise KeyboardInterrupt
+    class Interrupted(Bar):
+        def advance(self, count: int = 1) -> None:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_precomp(data, tmp_path / "out", fail)
+        write_precomp(data, tmp_path / "out", Interrupted())
     assert [file.name for file in tmp_path.iterdir()] == ["dataset.json"]
     write_precomp(data, tmp_path / "out")
     with pytest.raises(ValueError, match="already exists; nothing is overwritten"):
@@ -326,7 +369,7 @@ def test_a_failed_conversion_leaves_no_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(40, suppress_health_check=[HealthCheck.too_slow])
 @given(where=st.integers(0, 10_000), junk=st.binary(max_size=6), which=st.integers(0, 100))
 def test_any_damage_is_read_listed_or_a_value_error(name, where, junk, which):
     """Fuzzing: random bytes are inserted into one file. No other exception is raised; nothing is dropped silently."""

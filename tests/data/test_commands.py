@@ -1,8 +1,6 @@
 """`tercet data` and `tercet features` on the command line."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,13 +8,8 @@ import pytest
 from tercet.data.dataset import limit_captions
 from tercet.data.formats import open_data
 from tercet.data.inspect import summarise
+from tests.commands import tercet
 from tests.data.small_datasets import PLAIN, plain, write_csv, write_folder, write_images, write_karpathy
-
-
-def tercet(*arguments, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "tercet", *map(str, arguments)], capture_output=True, text=True, cwd=cwd, check=False
-    )
 
 
 def test_inspect_prints_a_summary(tmp_path):
@@ -44,7 +37,7 @@ def test_inspect_lists_all_errors_and_exits_with_1(tmp_path):
     done = tercet("data", "inspect", folder)
     assert done.returncode == 1
     assert "2 errors" in done.stdout
-    assert "a.jpg: not an image format that Pillow can read" in done.stdout
+    assert "a.jpg: not an image in one of the formats JPEG, PNG" in done.stdout
     assert "no caption file b.txt" in done.stdout
 
 
@@ -103,7 +96,6 @@ def test_convert_there_and_back(tmp_path):
     again = tercet("data", "convert", table, tmp_path / "one")
     assert again.returncode == 2
     assert "nothing is overwritten" in again.stderr
-    assert "Traceback" not in again.stderr
 
 
 def test_convert_skips_and_lists_only_with_skip_bad(tmp_path):

@@ -12,7 +12,8 @@ from nltk.tokenize import word_tokenize
 
 from tercet.data.dataset import paired
 from tercet.data.formats import open_data
-from tercet.data.formats.writers import write_parquet, write_precomp
+from tercet.data.formats.parquet import write_parquet
+from tercet.data.formats.precomp import write_precomp
 from tercet.data.inspect import summarise
 from tercet.data.samplers import pair_batches
 from tercet.data.text.tokenized import tokenize_captions

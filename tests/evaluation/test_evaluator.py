@@ -4,13 +4,14 @@ import doctest
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tercet
 import tercet.evaluation.evaluator
 from tercet.evaluation import evaluate_tiles, mean_of_tiles, tiles_of_blocks, tiles_of_embeddings, tiles_of_matrix
 from tests.evaluation.reference import slow_metrics
+from tests.examples import examples
 from tests.objectives.batches import CASES
 
 
@@ -33,7 +34,7 @@ def test_metrics_equal_sorting_by_hand(case, decimals, ties):
     assert metrics == pytest.approx(slow_metrics(similarity, positives, ties), abs=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(
     images=st.integers(1, 30),
     captions=st.integers(1, 40),
@@ -48,7 +49,7 @@ def test_any_shape_ties_and_positives_equal_sorting_by_hand(images, captions, se
     assert metrics == pytest.approx(slow_metrics(similarity, positives, ties), abs=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(images=st.integers(1, 6), captions=st.integers(1, 6), seed=st.integers(0, 10**6), levels=st.integers(1, 4))
 def test_expected_metrics_are_the_mean_over_all_orders_of_what_is_tied(images, captions, seed, levels):
     similarity, positives = random_case(images, captions, seed, levels)
@@ -57,7 +58,7 @@ def test_expected_metrics_are_the_mean_over_all_orders_of_what_is_tied(images, c
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(images=st.integers(1, 12), captions=st.integers(1, 12), seed=st.integers(0, 10**6))
 def test_neither_order_nor_scale_matters_and_transposing_swaps_the_directions(images, captions, seed):
     similarity, positives = random_case(images, captions, seed)
@@ -71,7 +72,7 @@ def test_neither_order_nor_scale_matters_and_transposing_swaps_the_directions(im
     assert transposed["i2t_meanr"] == pytest.approx(metrics["t2i_meanr"])
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(images=st.integers(1, 12), captions=st.integers(1, 12), seed=st.integers(0, 10**6))
 def test_expected_is_between_against_and_optimistic(images, captions, seed):
     case = random_case(images, captions, seed)

@@ -27,8 +27,8 @@ from tercet.evaluation.eccv_caption import (
     rated_pairs,
     siblings,
 )
+from tercet.evaluation.evaluator import Task, annotated_metrics, evaluate_folds
 from tercet.evaluation.metrics import direction_metrics
-from tercet.evaluation.protocols import Task, annotated_metrics, evaluate_folds
 from tercet.legacy.printed_metrics import explain_legacy, summary
 from tercet.similarity import order
 

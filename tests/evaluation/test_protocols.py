@@ -7,7 +7,7 @@ import torch
 import tercet
 from tercet.evaluation import PROTOCOLS, eccv_caption, evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.eccv_caption import coco_test
-from tercet.evaluation.protocols import Task, evaluate_folds
+from tercet.evaluation.evaluator import Task, evaluate_folds
 from tercet.legacy.printed_metrics import ALIASES, FRACTIONS, explain_legacy
 
 DIM = 4

@@ -7,7 +7,6 @@ from scipy import stats
 from tercet.evaluation import RankTable, significance
 from tercet.evaluation.blocked_similarity import tiles_of_matrix
 from tercet.evaluation.metrics import contributions, metric_names, metrics_of
-from tercet.evaluation.positives import Positives
 from tercet.evaluation.ranks import rank_positives
 from tercet.evaluation.significance import (
     VarianceComponents,
@@ -18,6 +17,7 @@ from tercet.evaluation.significance import (
     seeds_needed,
     sign_flip_test,
 )
+from tercet.types import Positives
 
 
 @pytest.fixture
@@ -53,19 +53,21 @@ SPREADS = [
     (8.0, 20.0, 50.0),
     (3.0, 60.0, 10.0),
 ]
+TIMES = [60, pytest.param(600, marks=pytest.mark.slow)]  # simulations: tolerances are those of their number
 
 
 @pytest.mark.usefixtures("few_flips")
 @pytest.mark.parametrize("spreads", SPREADS)
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_without_a_difference_false_positives_stay_below_the_level(spreads, seeds):
-    times = 600
+@pytest.mark.parametrize("times", TIMES)
+def test_without_a_difference_false_positives_stay_below_the_level(spreads, seeds, times):
     random = np.random.default_rng(1)
     p = np.array([compare_runs(drawn(random, seeds, 300, *spreads), np.zeros((seeds, 300))).p for _ in range(times)])
     for level in (0.05, 0.01):  # the correction for multiple comparisons uses small levels
         assert (p < level).mean() <= level + 3.3 * np.sqrt(level * (1 - level) / times)
 
 
+@pytest.mark.slow
 def test_tests_over_seeds_or_images_alone_are_too_liberal():
     """With variance of seeds and images, a test over only one of them has too many false positives."""
     random = np.random.default_rng(0)
@@ -79,26 +81,28 @@ def test_tests_over_seeds_or_images_alone_are_too_liberal():
 @pytest.mark.usefixtures("few_flips")
 @pytest.mark.parametrize("spreads", [(2.0, 60.0, 50.0), (6.0, 20.0, 50.0), (0.5, 90.0, 20.0)])
 @pytest.mark.parametrize("seeds", [3, 6])
-def test_known_differences_are_detected_as_often_as_predicted(spreads, seeds):
+@pytest.mark.parametrize("times", TIMES)
+def test_known_differences_are_detected_as_often_as_predicted(spreads, seeds, times):
     seed_std, image_std, rest_std = spreads
     spread = VarianceComponents(seed_std**2, image_std**2, rest_std**2, images=400)
     smallest = detectable(spread, seeds)
     assert power(spread, seeds, smallest) == pytest.approx(0.8, abs=1e-3)
-    rate = rejections(spreads, seeds, 400, smallest, times=600)
-    assert rate == pytest.approx(0.8, abs=0.05)
+    rate = rejections(spreads, seeds, 400, smallest, times)
+    assert rate == pytest.approx(0.8, abs=0.05 * np.sqrt(600 / times))
     needed = seeds_needed(spread, 1.001 * smallest)
     assert needed is not None
     assert needed <= seeds
 
 
 @pytest.mark.usefixtures("few_flips")
-def test_seeds_needed_reach_the_power():
+@pytest.mark.parametrize("times", TIMES)
+def test_seeds_needed_reach_the_power(times):
     spreads, difference = (4.0, 20.0, 40.0), 7.0
     spread = VarianceComponents(16.0, 400.0, 1600.0, images=400)
     needed = seeds_needed(spread, difference)
     assert power(spread, needed - 1, difference) < 0.8 <= power(spread, needed, difference)
-    assert rejections(spreads, needed, 400, difference, times=600) == pytest.approx(
-        power(spread, needed, difference), abs=0.06
+    assert rejections(spreads, needed, 400, difference, times) == pytest.approx(
+        power(spread, needed, difference), abs=0.06 * np.sqrt(600 / times)
     )
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tercet.mining.topk import NO_ITEM, RunningTopK
+from tests.examples import examples
 
 
 def sorted_all(similarity, k):
@@ -27,7 +28,7 @@ def sorted_all(similarity, k):
     block_shape=st.tuples(st.integers(1, 30), st.integers(1, 40)),
     levels=st.sampled_from([1, 3, 10_000]),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_blocks_equal_sorting_with_ties_and_excluded_pairs(seed, images, captions, k, block_shape, levels):
     generator = torch.Generator().manual_seed(seed)
     S = torch.randint(levels, (images, captions), generator=generator).float()

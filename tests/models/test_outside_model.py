@@ -1,10 +1,7 @@
 """A model that Tercet does not know, `--model file.py:Class`: trained, evaluated, mined, analysed, searched."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +15,12 @@ from tercet.interfaces import LateInteraction, LogitScale, RetrievalModel
 from tercet.models import build
 from tercet.plugins import trust
 from tercet.search.searcher import Searcher
+from tests.checksums import record_again
+from tests.commands import tercet as tercet_
+from tests.shared_runs import small_run
 
 MAXSIM = Path(__file__).parents[2] / "examples" / "maxsim.py"
-SCENES = "scenes:120"
+SCENES = "scenes:60"
 
 
 @pytest.fixture(scope="module")
@@ -83,31 +83,20 @@ def test_it_is_indexed_and_searched(place, capsys):
     hits = searcher.search_text(text, k=5)
     images = tercet.load(run.folder)
     words = images.embed_texts([text])
-    regions = torch.from_numpy(searcher.index.regions[[hit.number for hit in hits]].copy())
+    regions = torch.from_numpy(searcher.index.regions.take([hit.number for hit in hits]))
     expected = images.model.similarity(regions, words)[:, 0]
     assert torch.allclose(torch.tensor([hit.similarity for hit in hits]), expected, atol=1e-5)
     assert expected.tolist() == sorted(expected.tolist(), reverse=True)
 
 
-def fresh_process(folder, *arguments):
-    code = "from tercet.cli.main import main; import sys; main(sys.argv[1:])"
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "200"},
-    )
-
-
 def test_its_code_is_not_run_without_consent(place):
     folder, _, run = place
     command = ("evaluate", run.folder, "--data", SCENES, "--out", folder / "trusted")
-    refused = fresh_process(folder, *command)
+    refused = tercet_(*command, cwd=folder)
     assert refused.returncode == 2
     assert "--trust" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1
-    assert fresh_process(folder, *command, "--trust", folder / "maxsim.py").returncode == 0
+    assert tercet_(*command, "--trust", folder / "maxsim.py", cwd=folder).returncode == 0
 
 
 def test_an_edited_file_is_refused(place, tmp_path):
@@ -118,6 +107,7 @@ def test_an_edited_file_is_refused(place, tmp_path):
     edited = tmp_path / "maxsim.py"
     edited.write_text(MAXSIM.read_text() + "\n")
     (copy / "config.json").write_text(json.dumps(config | {"system": f"{edited}:MaxSim"}))
+    record_again(copy / "machine.json")
     trust([edited])
     with pytest.raises(ValueError, match="was edited"):
         tercet.load(copy)
@@ -158,7 +148,7 @@ def evil(folder, name="evil.py"):
 
 @pytest.mark.parametrize("key", ["objective", "warmup_objective", "model", "config"])
 def test_code_that_a_run_folder_names_is_not_run(tmp_path, capsys, key):
-    run = tercet.train(data="scenes:30", epochs=1, runs=tmp_path / "runs", model_settings={"embed_dim": 8}).folder
+    run = shutil.copytree(small_run(), tmp_path / "runs" / small_run().name)
     settings = json.loads((run / "settings.json").read_text())
     file = evil(tmp_path)
     if key == "config":
@@ -190,9 +180,10 @@ def test_a_trusted_file_may_have_moved(place, tmp_path):
     (copy / "config.json").write_text(
         json.dumps(config | {"system": "maxsim.py:MaxSim"})
     )  # as typed where it was trained
+    record_again(copy / "machine.json")
     command = ("evaluate", copy, "--data", SCENES, "--out", tmp_path / "out")
-    assert "there is no file" in fresh_process(tmp_path, *command).stderr
-    assert fresh_process(tmp_path, *command, "--trust", moved).returncode == 0
+    assert "there is no file" in tercet_(*command, cwd=tmp_path).stderr
+    assert tercet_(*command, "--trust", moved, cwd=tmp_path).returncode == 0
 
 
 def test_a_config_of_a_run_needs_trust_and_then_trains(tmp_path):
@@ -201,6 +192,6 @@ def test_a_config_of_a_run_needs_trust_and_then_trains(tmp_path):
         json.dumps({"objective": "mine.py:pull", "data": "scenes:30", "epochs": 1, "model_settings": {"embed_dim": 8}})
     )
     command = ("train", "--config", "config.json", "--runs", tmp_path / "runs")
-    refused = fresh_process(tmp_path, *command)
+    refused = tercet_(*command, cwd=tmp_path)
     assert (refused.returncode, "--trust mine.py" in refused.stderr) == (2, True)
-    assert fresh_process(tmp_path, *command, "--trust", "mine.py").returncode == 0
+    assert tercet_(*command, "--trust", "mine.py", cwd=tmp_path).returncode == 0

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -12,6 +12,7 @@ import tercet
 from tercet.models import build
 from tercet.objectives import AOQ_OBJECTIVES, OBJECTIVES
 from tercet.similarity import zero_pad
+from tests.examples import examples
 from tests.objectives.test_goldens import golden
 
 SETTINGS = {"margin": 0.25, "mined_margin": 0.05, "adapt_alpha": 0.2, "adapt_beta": 0.8}
@@ -180,7 +181,7 @@ def test_aoq_on_vsrn(name, variant):
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 5), captions=st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_batch_equals_the_loop(seed, images, captions):
     generator = torch.Generator().manual_seed(seed)
     positives = torch.rand(images, captions, generator=generator) < 0.4

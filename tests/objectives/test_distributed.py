@@ -1,5 +1,7 @@
 """One process on the whole batch equals 2 and 3 ranks with unequal shards of it, averaged by DDP, to 1e-10."""
 
+from itertools import product
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,10 +9,9 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import tercet
 from tercet.objectives import AOQ_OBJECTIVES, OBJECTIVES
+from tests.objectives.named_settings import named
 
-EVERY = [(name, reduction) for name in OBJECTIVES for reduction in ("sum", "mean")]
 IMAGES = [4, 1, 3]  # rows of each rank
 CAPTIONS = [5, 4, 6]
 
@@ -45,7 +46,7 @@ def results(model, shard, name, reduction, streamed, paired):
     """The scalar and every parameter's gradient."""
     images, captions, image_ids, caption_ids = shard
     model.zero_grad()
-    o = tercet.objective(name, reduction=reduction)
+    o = named(name, reduction=reduction)
     if paired:  # no ids: row i of both is a pair, on each rank
         captions, ids = captions[: len(images)], {}
     else:
@@ -54,38 +55,6 @@ def results(model, shard, name, reduction, streamed, paired):
     scalar = o(x, y, scale=scale, bias=bias, streamed=streamed, **ids)
     scalar.backward()
     return [scalar.detach(), *(parameter.grad for parameter in model.parameters())]
-
-
-def worker(rank, world, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    shards = batch(world)
-    by_key = {}
-    model = DistributedDataParallel(Towers())
-    for name, reduction in EVERY:
-        for streamed in (False, True):
-            for paired in (False, True):
-                key = name, reduction, streamed, paired
-                by_key[key] = [tensor.clone() for tensor in results(model, shards[rank], *key)]
-    torch.save(by_key, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_equal_one_process_on_the_whole_batch(world, tmp_path):
-    mp.spawn(worker, args=(world, tmp_path), nprocs=world)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(world)]
-    shards = batch(world)
-    whole = [torch.cat(column) for column in zip(*shards, strict=True)]
-    # without ids, captions are paired on each rank: take the same rows from the whole batch
-    rows = [captions[: len(images)] for images, captions, _, _ in shards]
-    model = Towers()
-    for key in ranks[0]:
-        batch_of_all = [whole[0], torch.cat(rows) if key[3] else whole[1], *whole[2:]]
-        expected = results(model, batch_of_all, *key)
-        for rank in ranks:
-            for actual, one in zip(rank[key], expected, strict=True):
-                torch.testing.assert_close(actual, one, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
 
 
 def mined_features(world, paired):
@@ -107,42 +76,82 @@ def results_with_mined(model, shard, negatives, name, reduction, streamed, paire
     together = [torch.cat([own, mined.flatten(0, 1)]) for own, mined in zip((images, captions), negatives, strict=True)]
     x, y, scale, bias = model(*together)
     mined = (x[len(images) :].unflatten(0, (-1, 2)), y[len(captions) :].unflatten(0, (-1, 2)))
-    o = tercet.objective(name, reduction=reduction)
+    o = named(name, reduction=reduction)
     options = {"scale": scale, "bias": bias, "streamed": streamed, "mined": mined}
     scalar = o(x[: len(images)], y[: len(captions)], **options, **ids)
     scalar.backward()
     return [scalar.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-MINED_KEYS = [
-    (n, r, s, p) for n in AOQ_OBJECTIVES for r in ("sum", "mean") for s in (False, True) for p in (False, True)
-]
+HOW = list(product(("sum", "mean"), (False, True), (False, True)))  # reduction, streamed, paired
+# Every objective with two of the eight ways by default, opposite in all three; with all of them in the slow tests.
+FEW, FEW_MINED = (
+    [(name, *HOW[way]) for n, name in enumerate(names) for way in (n % 4, 7 - n % 4)]
+    for names in (OBJECTIVES, AOQ_OBJECTIVES)
+)
+ALL, ALL_MINED = ([(name, *how) for name in names for how in HOW] for names in (OBJECTIVES, AOQ_OBJECTIVES))
 
 
-def mined_worker(rank, world, folder):
+def worker(rank, world, folder, keys, mined_keys):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    shard = batch(world)[rank]
     model = DistributedDataParallel(Towers())
-    by_key = {}
-    for key in MINED_KEYS:
-        results_ = results_with_mined(model, batch(world)[rank], mined_features(world, key[3])[rank], *key)
-        by_key[key] = [tensor.clone() for tensor in results_]
-    torch.save(by_key, f"{folder}/rank{rank}.pt")
+    plain = {key: clones(results(model, shard, *key)) for key in keys}
+    negatives = {paired: mined_features(world, paired)[rank] for paired in (False, True)}
+    mined = {key: clones(results_with_mined(model, shard, negatives[key[3]], *key)) for key in mined_keys}
+    torch.save((plain, mined), f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_with_mined_negatives_equal_one_process(world, tmp_path):
+def clones(tensors):
+    return [tensor.clone() for tensor in tensors]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (2, FEW, FEW_MINED),
+        pytest.param((2, ALL, ALL_MINED), marks=pytest.mark.slow),
+        pytest.param((3, ALL, ALL_MINED), marks=pytest.mark.slow),
+    ],
+    ids=["2 ranks", "2 ranks, all", "3 ranks, all"],
+)
+def by_rank(request, tmp_path_factory):
+    """The number of ranks, and the results of each rank without and with mined negatives."""
+    folder, world = tmp_path_factory.mktemp("ranks"), request.param[0]
+    mp.spawn(worker, args=(world, folder, *request.param[1:]), nprocs=world)
+    return world, *zip(*(torch.load(folder / f"rank{rank}.pt") for rank in range(world)), strict=True)
+
+
+def assert_equal(ranks, key, expected):
+    for rank in ranks:
+        for actual, one in zip(rank[key], expected, strict=True):
+            torch.testing.assert_close(actual, one, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def whole_batch(world, paired):
+    """The shards together; without ids, captions are paired on each rank: the same rows of the whole batch."""
+    shards = batch(world)
+    whole = [torch.cat(column) for column in zip(*shards, strict=True)]
+    if paired:
+        whole[1] = torch.cat([captions[: len(images)] for images, captions, _, _ in shards])
+    return whole
+
+
+def test_ranks_equal_one_process_on_the_whole_batch(by_rank):
+    world, ranks, _ = by_rank
+    model = Towers()
+    assert {key[0] for key in ranks[0]} == set(OBJECTIVES)
+    for key in ranks[0]:
+        assert_equal(ranks, key, results(model, whole_batch(world, key[3]), *key))
+
+
+def test_ranks_with_mined_negatives_equal_one_process(by_rank):
     """Includes positives across ranks: each rank has the mined negatives of its own images' pairs."""
-    mp.spawn(mined_worker, args=(world, tmp_path), nprocs=world)
-    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(world)]
-    shards, model = batch(world), Towers()
-    for key in MINED_KEYS:
-        whole = [torch.cat(column) for column in zip(*shards, strict=True)]
-        if key[3]:
-            whole[1] = torch.cat([captions[: len(images)] for images, captions, _, _ in shards])
+    world, _, ranks = by_rank
+    model = Towers()
+    assert {key[0] for key in ranks[0]} == set(AOQ_OBJECTIVES)
+    for key in ranks[0]:
         negatives = [torch.cat(column) for column in zip(*mined_features(world, key[3]), strict=True)]
-        expected = results_with_mined(model, whole, negatives, *key)
-        for rank in ranks:
-            for actual, one in zip(rank[key], expected, strict=True):
-                torch.testing.assert_close(actual, one, rtol=1e-10, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+        assert_equal(ranks, key, results_with_mined(model, whole_batch(world, key[3]), negatives, *key))

@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tercet
 from tercet.objectives import OBJECTIVES
+from tests.examples import examples
 from tests.objectives.batches import CASES
 
 EVERY = [(name, reading) for name in OBJECTIVES for reading in (("paper", "code") if "/" in name else (None,))]
 every_objective = pytest.mark.parametrize(("name", "reading"), EVERY, ids=[f"{n}-{r}" if r else n for n, r in EVERY])
-quick = settings(max_examples=15, deadline=None, derandomize=True)
+quick = examples(15, derandomize=True)
 
 
 def build(name, reading, **more):

@@ -6,6 +6,7 @@ import torch
 import tercet
 from tercet.objectives import OBJECTIVES
 from tests.objectives.batches import CASES
+from tests.objectives.named_settings import named
 
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
 IMAGES = torch.nn.functional.normalize(torch.randn(3, 8, generator=torch.Generator().manual_seed(0)), dim=1)
@@ -45,7 +46,7 @@ def test_owners_ids_and_positives_are_equivalent(name):
 
 @every_objective
 def test_scale_and_bias_get_the_gradient_of_plain_autograd(name):
-    o = tercet.objective(name)
+    o = named(name)
     leaves = [IMAGES.double(), CAPTIONS.double(), torch.tensor(3.0).double(), torch.tensor(-0.5).double()]
     ours = [leaf.clone().requires_grad_() for leaf in leaves]
     o(ours[0], ours[1], owners=OWNERS, scale=ours[2], bias=ours[3]).backward()

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tercet
 from tercet.objectives import OBJECTIVES
 from tercet.objectives.streaming import tiles
+from tests.objectives.named_settings import named
 
 EVERY = [(name, {}) for name in OBJECTIVES]
 EVERY += [(name, {"reading": "code"}) for name in OBJECTIVES if "/" in name]
@@ -29,12 +30,21 @@ IDS = {
 }
 
 
+MANY, ONE = 4, 1024  # tiles
+
+
 @every_objective
-@pytest.mark.parametrize("ids", IDS)
-@pytest.mark.parametrize("tile_size", [4, 1024], ids=["many tiles", "one tile"])
+@pytest.mark.parametrize(
+    ("tile_size", "ids"),
+    [
+        pytest.param(size, ids, marks=pytest.mark.slow if size == ONE and ids != "house 3 x 15" else [])
+        for size in (MANY, ONE)
+        for ids in IDS
+    ],
+)
 def test_streamed_equals_dense(name, settings, ids, tile_size, monkeypatch):
     monkeypatch.setattr(tiles, "TILE_SIZE", tile_size)
-    o = tercet.objective(name, **settings)
+    o = named(name, **settings)
     image_ids, caption_ids = IDS[ids]
     leaves = [unit(len(image_ids), 6, 0), unit(len(caption_ids), 6, 1), torch.tensor(1.7), torch.tensor(-0.2)]
 
@@ -179,7 +189,7 @@ def test_a_learned_scale_may_have_a_shape(name, shape, monkeypatch, without_shap
     monkeypatch.setattr(tiles, "TILE_SIZE", 4)
     scale, bias = (torch.full(shape, number, requires_grad=True) for number in (1.3, 0.1))
     x, y = unit(7, 6, 0).float().requires_grad_(), unit(11, 6, 1).float()
-    tercet.objective(name)(x, y, owners=torch.arange(11) % 7, scale=scale, bias=bias, streamed=True).backward()
+    named(name)(x, y, owners=torch.arange(11) % 7, scale=scale, bias=bias, streamed=True).backward()
     assert scale.grad.shape == shape
     assert bias.grad.shape == shape
 
@@ -189,7 +199,7 @@ def test_a_second_derivative_is_refused(streamed):
     x, y = unit(80, 6, 0).requires_grad_(), unit(90, 6, 1)
     scalar = tercet.objective("nt-xent")(x, y, owners=torch.arange(90) % 80, streamed=streamed)
     (first,) = torch.autograd.grad(scalar, x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+    with pytest.raises(RuntimeError, match="no second derivative: the pair gradient is a constant"):
         first.sum().backward()
 
 
@@ -201,23 +211,25 @@ def test_backward_may_run_under_autocast(name):
         unit(30, 16, 1).float(),
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        tercet.objective(name)(x, y, owners=torch.arange(30) % 12, scale=scale, streamed=True).backward()
+        named(name)(x, y, owners=torch.arange(30) % 12, scale=scale, streamed=True).backward()
     assert x.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("width", [0.35, 5.0, 30.0])
 @pytest.mark.parametrize("name", ["con/sig-ms", "nca/sig-ms", "cir/sig-ms", "cir/lin-ms"])
-def test_similarities_wider_than_cosines_agree_over_many_tiles(name, monkeypatch):
-    """As long as a negative is within 60 / beta of the hardest; beyond, see docs/decisions/0004."""
+def test_similarities_wider_than_cosines_agree_over_many_tiles(name, width, monkeypatch):
+    """Also where terms of M- are below exp(-60), at which the dense form bounds them."""
     monkeypatch.setattr(tiles, "TILE_SIZE", 8)
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(rows, 16, generator=generator, dtype=torch.float64) for rows in (20, 33))
-    x = 0.35 * x
+    x = width * x
     results = []
     for streamed in (True, False):
         leaf = x.clone().requires_grad_()
         tercet.objective(name)(leaf, y, owners=torch.arange(33) % 20, streamed=streamed).backward()
         results.append(leaf.grad)
-    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=0)
+    largest = results[1].abs().max()
+    torch.testing.assert_close(results[0] / largest, results[1] / largest, rtol=1e-9, atol=1e-12)
 
 
 def test_own_weights_without_a_negative_stay_finite():

@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 import time
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from urllib.parse import urlencode, urlsplit
 
 import torch
@@ -45,6 +48,12 @@ def index(folder, name, retriever, images=SCENES):
     retriever.save(folder / f"{name}_model")
     call(["index", str(folder / f"{name}_model"), "--images", str(images), "--out", str(folder / name)])
     return folder / name
+
+
+@cache
+def shared_index(system, seed=0):
+    """An index of the scenes, built once per test process; tests that change one copy it."""
+    return index(Path(mkdtemp(prefix="tercet_indexes_")), "index", model(system, seed))
 
 
 def call(arguments):

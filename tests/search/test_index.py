@@ -16,6 +16,7 @@ from tercet.search.index import EMBED_BATCH_SIZE, open_index, update_index
 from tercet.search.metadata import images_in_folder
 from tercet.search.two_stage import IndexedVectors
 from tercet.search.vector_store import FaissStore, measure_recall
+from tests.checksums import record_again
 
 MODEL = {"path": "a/model", "system": "vsepp", "weights": "abc"}
 
@@ -140,13 +141,16 @@ def test_damaged_indexes_are_reported(tmp_path):
     generation = folder / "generation_000001"
     items = (generation / "items.jsonl").read_text()
     (generation / "items.jsonl").write_text(items.splitlines()[0] + "\n")
+    record_again(folder / "index.json", generation)  # what is checked besides the checksums
     with pytest.raises(ValueError, match="1 items, 2 vectors, 2 in the store"):
         open_index(folder)
     (generation / "items.jsonl").write_text("{}\n")
+    record_again(folder / "index.json", generation)
     with pytest.raises(ValueError, match=r"items.jsonl, line 1: not an index item"):
         open_index(folder)
     (generation / "items.jsonl").write_text(items)
     (generation / "index.faiss").write_bytes(b"nothing")
+    record_again(folder / "index.json", generation)
     with pytest.raises(ValueError, match="not a faiss index"):
         open_index(folder)
     (folder / "index.json").write_text(json.dumps({"what": "else"}))
@@ -229,6 +233,18 @@ def test_odd_names_and_links(tmp_path):
     assert len(listed) == 2
     assert any("udcfe" in line for line in listed)
     assert len(open_index(tmp_path / "index").items) == 4
+
+
+def test_pipes_and_devices_are_not_read(tmp_path):
+    photos = tmp_path / "photos"
+    draw(photos, ["a"])
+    os.mkfifo(photos / "pipe.jpg")
+    (photos / "to_pipe.jpg").symlink_to(photos / "pipe.jpg")
+    (photos / "endless.jpg").symlink_to("/dev/zero")
+    updated = update_index(tmp_path / "index", images_in_folder(photos), Embedder(), MODEL)
+    assert updated.added == 1
+    assert {error.rpartition(": ")[2] for error in updated.unreadable} == {"not a regular file"}
+    assert len(updated.unreadable) == 2  # the links; a pipe itself is not an image file
 
 
 def test_an_update_keeps_the_kind_of_the_index(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +16,7 @@ from tercet.data.image_io import ImageFile
 from tercet.search.index import open_index
 from tercet.search.metadata import IndexedImages, checksum_of
 from tercet.search.searcher import Searcher
+from tests.commands import tercet as command
 from tests.search.test_index import draw
 from tests.test_inference import minilm, retrievers  # noqa: F401 - a fixture
 
@@ -32,8 +32,7 @@ def searched(tmp_path_factory, minilm):  # noqa: F811
 
 
 def run(folder, *arguments):
-    command = [sys.executable, "-m", "tercet", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = command(*arguments, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -15,17 +15,15 @@ from tercet.search.two_stage import (
     encode_queries,
     rerank_similarity,
 )
-from tests.search.small_indexes import SCENES, index, model
+from tests.search.small_indexes import SCENES, model, shared_index
 
 TEXTS = ["a red square", "two things on snow , a blue ring", "a small star over a big dark cross"]
 SYSTEMS = ["scan", "scan-i2t", "bfan", "xvlm"]
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
-def searched(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two_stage")
-    retriever = model(request.param)
-    return Searcher.open(index(folder, "found", retriever)), retriever.eval()
+def searched(request):
+    return Searcher.open(shared_index(request.param)), model(request.param).eval()
 
 
 def exhaustive(retriever, image_files, texts):
@@ -120,7 +118,7 @@ def test_regions_are_cached_through_updates(tmp_path):
     assert sum(batch_sizes) == len(paths)
     updated = open_index(tmp_path / "index")
     assert [item.path for item in updated.items] == paths[::-1]
-    assert np.allclose(updated.regions[:, 1, 1], updated.vectors[:, 0])
+    assert np.allclose(updated.regions.rows[:, 1, 1], updated.vectors[:, 0])
 
 
 def test_order_similarity_cannot_be_indexed():

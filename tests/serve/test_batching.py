@@ -4,10 +4,10 @@ import asyncio
 import threading
 
 import pytest
+from fastapi import HTTPException
 
 from tercet.serve import batching
 from tercet.serve.batching import MicroBatcher, WorkerPool
-from tercet.serve.params import HTTPError
 
 
 def test_queued_queries_are_processed_in_one_call():
@@ -50,9 +50,9 @@ def test_a_full_queue_rejects_queries(monkeypatch):
         await asyncio.sleep(0.2)
         release.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        rejected = [result for result in results if isinstance(result, HTTPError)]
+        rejected = [result for result in results if isinstance(result, HTTPException)]
         assert rejected
-        assert all(error.status == 503 for error in rejected)
+        assert all(error.status_code == 503 for error in rejected)
         assert any(result is True for result in results)
         batcher.close()
 
@@ -63,14 +63,13 @@ def test_jobs_are_bounded():
     release = threading.Event()
 
     async def main():
-        jobs = WorkerPool(1, 1, "test")
+        jobs = WorkerPool(1, 1)
         tasks = [asyncio.create_task(jobs.run(release.wait, 10)) for _ in range(2)]
         await asyncio.sleep(0.05)
-        with pytest.raises(HTTPError, match="too many requests"):
+        with pytest.raises(HTTPException, match="too many requests"):
             await jobs.run(int)
         release.set()
         assert await asyncio.gather(*tasks) == [True, True]
         assert await jobs.run(int, "3") == 3
-        jobs.close()
 
     asyncio.run(main())

@@ -8,16 +8,16 @@ import pytest
 
 import tercet
 from tests.browser import ARGUMENTS
-from tests.search.small_indexes import get, index, model, serving
+from tests.checksums import record_again
+from tests.search.small_indexes import get, serving, shared_index
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    for name, seed in (("first", 0), ("second", 1)):
-        index(folder, name, model("vsepp", seed))
-    index(folder, "regions", model("scan"))
-    settings = {"data": "scenes:60", "objectives": ("triplet-sh", "nt-xent"), "seeds": 2, "epochs": 2, "processes": 1}
+    for name, given in (("first", ("vsepp", 0)), ("second", ("vsepp", 1)), ("regions", ("scan", 0))):
+        shutil.copytree(shared_index(*given), folder / name)
+    settings = {"data": "scenes:60", "objectives": ("triplet-sh", "nt-xent"), "seeds": 2, "epochs": 2, "processes": 2}
     tercet.compare(**settings, runs=folder / "runs").save()
     return folder
 
@@ -74,10 +74,11 @@ def until(page, condition, *arguments):
     raise AssertionError(f"timed out: {condition}")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 def test_search_by_text_keyboard_and_mouse(browser, address, width):
     with visiting(browser, address, width=width) as page:
-        page.keyboard.type("a red square")  # the search box has the focus
+        until(page, "document.activeElement.id === 'q'")  # by itself, once the page is drawn
+        page.keyboard.type("a red square")
         page.keyboard.press("Enter")
         page.wait_for_selector("#results li img")
         _, expected = get(address, "/api/search", q="a red square")
@@ -148,7 +149,7 @@ def test_attention_is_drawn(browser, address):
         assert "re-ranked" in page.locator("#item .facts").inner_text()
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 def test_compare_and_jump_to_a_difference(browser, address, width):
     with visiting(browser, address, "#compare", width=width) as page:
         page.wait_for_selector("#compare-indexes input:checked")
@@ -183,9 +184,13 @@ def test_runs_live(browser, address, folder):
         curve = "document.querySelector('#counts path.curve').getAttribute('d')"
         until(page, f"({curve} || '').length > 0")
         before = page.evaluate(curve)
+        machine = written.with_name("machine.json")
+        ended = machine.rename(folder / "machine.json")  # the run is unfinished again
         with written.open("a") as more:  # the page shows lines written within an epoch too
             more.write(counted.replace('"step": 0', '"step": 99', 1) + "\n")
         until(page, f"(before) => {curve} !== before", before)
+        ended.rename(machine)
+        record_again(machine)
         until(page, "document.querySelector('#runs-table tbody tr').innerText.includes('finished')")
         page.locator("#runs-table tbody tr input").first.uncheck()
         until(page, "document.querySelectorAll('#curves path.curve').length === 4")
@@ -233,6 +238,37 @@ def test_playground(browser, address):
         page.focus("#set-temperature")
         page.keyboard.press("ArrowRight")
         until(page, "document.getElementById('python').textContent.includes('temperature=')")
+
+
+def test_playground_requests_combine_no_two_objectives(browser, address):
+    """Settings of one objective sent with the name of another would get a 422, which the browser logs."""
+    with visiting(browser, address, "#playground?objective=con/sig-ms&tau=50") as page:
+        page.wait_for_selector("#batch td")
+        page.wait_for_load_state("networkidle")
+        page.select_option("#objective", "nt-xent")
+        until(page, "document.getElementById('python').textContent.includes('nt-xent')")
+
+
+def test_the_link_opened_last_is_shown(browser, address):
+    """Two links are opened before the list of objectives is known, and the responses come in reverse order."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    held = []
+    page.route("**/api/objectives", lambda route: held.append(route))
+    with page.expect_request("**/api/objectives"):
+        page.goto(f"{address}#playground?objective=con/sig-ms&tau=50")
+    page.goto(f"{address}#playground?objective=nt-xent&temperature=0.1")
+    until(page, "document.querySelector('nav a[aria-current]').href.includes('nt-xent')")
+    for route in reversed(held):
+        with page.expect_response("**/api/diagram?*"):
+            route.continue_()
+    page.wait_for_load_state("networkidle")
+    until(page, "document.getElementById('python').textContent !== ''")
+    assert "nt-xent" in page.inner_text("#python")
+    assert page.locator("#objective").input_value() == "nt-xent"
+    assert "nt-xent" in page.url
+    context.close()
 
 
 def test_the_search_box_works_before_any_script_is_loaded(browser, address):

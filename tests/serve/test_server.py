@@ -3,15 +3,13 @@
 import io
 import json
 import os
+import shutil
 import signal
 import socket
-import subprocess
-import sys
-import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from http.client import HTTPConnection
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 import pytest
@@ -21,26 +19,31 @@ from PIL import Image
 import tercet
 from tercet.analysis.triplet_diagram import plane
 from tercet.search.searcher import Searcher
-from tests.search.small_indexes import get, index, model, serving
+from tercet.search.settings import ServeSettings
+from tercet.serve.server import access_token, access_warnings
+from tests.commands import tercet as tercet_
+from tests.search.small_indexes import get, model, serving, shared_index, wait_until_ready
+from tests.search.small_indexes import index as new_index
 from tests.search.test_index import draw
-from tests.training.small_training import SMALL
+from tests.shared_runs import small_run
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    for name, seed in (("first", 0), ("second", 1)):
-        index(folder, name, model("vsepp", seed))
-    index(folder, "scan", model("scan"))
+    for name, given in (("first", ("vsepp", 0)), ("second", ("vsepp", 1)), ("scan", ("scan", 0))):
+        shutil.copytree(shared_index(*given), folder / name)
     draw(folder / "photos", [f"p{n:02d}" for n in range(5)])
-    index(folder, "photos_index", model("vsepp"), folder / "photos")
-    tercet.train(**SMALL, objective="nt-xent", runs=folder / "runs")
+    new_index(folder, "photos_index", model("vsepp"), folder / "photos")
+    shutil.copytree(small_run(), folder / "runs" / small_run().name)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "index.json").write_text("{}")
     return folder
 
 
 @pytest.fixture(scope="module")
 def address(folder):
-    indexes = [folder / name for name in ("first", "second", "scan", "photos_index")]
+    indexes = [folder / name for name in ("first", "second", "scan", "photos_index", "broken")]
     with serving(*indexes, "--runs", folder / "runs") as (address, _):
         yield address
 
@@ -205,6 +208,7 @@ HOSTILE = [
     ("POST", "/api/search", b"", 405, ""),
     ("POST", "/api/search/image", b"", 422, "no image in the request"),
     ("POST", "/api/search/image", b"no image at all", 422, "not an image"),
+    ("POST", "/api/search/image", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage", 422, "not an image"),
     ("POST", "/api/search/image", png(NOISE)[:900], 422, "damaged"),
     ("POST", "/api/search/image", b"x" * (21 << 20), 413, "at most 20 MB"),
     ("POST", "/api/search/image", "bomb", 422, "pixels"),
@@ -246,6 +250,9 @@ def test_only_the_file_that_was_indexed_is_sent(address, folder):
     assert "changed since" in body["error"]
     (folder / "photos" / "p02.png").unlink()
     assert get(address, "/api/items/2/image", index="photos_index")[0] == 410
+    (folder / "photos" / "p03.png").unlink()
+    os.mkfifo(folder / "photos" / "p03.png")  # opening it would block
+    assert get(address, "/api/items/3/image", index="photos_index")[0] == 410
 
 
 def test_headers_and_description(address):
@@ -260,11 +267,34 @@ def test_headers_and_description(address):
     assert b"http://" not in content.replace(b"http://www.w3.org", b"")
     _, described = get(address, "/openapi.json")
     assert {"/api/search", "/api/search/image", "/api/diagram"} <= set(described["paths"])
+    parameters = {each["name"]: each["schema"] for each in described["paths"]["/api/search"]["get"]["parameters"]}
+    assert (parameters["k"]["minimum"], parameters["k"]["maximum"]) == (1, 1000)
+    assert (parameters["q"]["minLength"], parameters["q"]["maxLength"]) == (1, 1000)
+    parameters = {each["name"]: each["schema"] for each in described["paths"]["/api/compare"]["get"]["parameters"]}
+    assert (parameters["index"]["minItems"], parameters["index"]["maxItems"]) == (2, 3)
+    parameters = described["paths"]["/api/items/{number}/image"]["get"]["parameters"]
+    assert parameters[0]["schema"]["minimum"] == 0
+    assert {"small", "large"} == set(parameters[2]["schema"]["enum"])
     assert get(address, "/docs")[0] == 404  # it would load scripts from other sites
     assert get(address, "/", headers={"Host": "evil.example"})[0] == 421
 
 
-@pytest.mark.parametrize("token", ["sesame", 'a b;c&d#e"f%41+[bold]x', "Ünïcode"])
+def test_a_wrong_method_gets_the_allowed_ones(address):
+    split = urlsplit(address)
+    connection = HTTPConnection(split.hostname, split.port)
+    connection.request("DELETE", "/api/search")
+    response = connection.getresponse()
+    assert (response.status, response.headers["allow"]) == (405, "GET")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        'a b;c&d#e"f%41+[bold]xÜ',
+        *(pytest.param(token, marks=pytest.mark.slow) for token in ("sesame", 'a b;c&d#e"f%41+[bold]x', "Ünïcode")),
+    ],
+)
 def test_a_token_is_required(folder, token):
     with serving(folder / "first", "--token", token, wait=False) as (link, _):
         address = link.split("?")[0]
@@ -282,18 +312,24 @@ def test_a_token_is_required(folder, token):
         assert get(address, "/api/about", headers={"Cookie": cookie})[0] == 200
 
 
-def test_the_page_does_not_wait_for_models_and_shutdown_is_graceful(folder):
-    with serving(folder / "scan", wait=False) as (address, process):
+def test_the_page_does_not_wait_for_models_uploads_may_end_early_and_shutdown_is_graceful(folder):
+    with serving(folder / "first", wait=False) as (address, process):
         assert get(address, "/")[0] == 200  # no model is loaded yet
         status, body = get(address, "/api/search", q="a star")
         assert status == 503 or body["results"]
-        for _ in range(600):
-            if get(address, "/api/search", q="a star")[0] == 200:
-                break
-            time.sleep(0.1)
+        wait_until_ready(address)
+        split = urlsplit(address)
+        for _ in range(3):
+            with socket.create_connection((split.hostname, split.port)) as raw:
+                raw.sendall(b"POST /api/search/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nabc")
+                assert get(address, "/api/about")[0] == 200  # by now the server has read the upload
+        with socket.create_connection((split.hostname, split.port)) as raw:  # more than the server reads
+            raw.sendall(b"POST /api/search/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999\r\n\r\n")
+            assert b" 413 " in raw.recv(4096)
+        assert get(address, "/api/search", q="a star", k=1)[0] == 200
         with ThreadPoolExecutor(8) as clients:
             requests = [clients.submit(get, address, "/api/search", q=f"a star {n}") for n in range(8)]
-            time.sleep(0.05)
+            wait(requests, return_when=FIRST_COMPLETED)
             process.send_signal(signal.SIGINT)
             statuses = []
             for request in requests:
@@ -301,9 +337,12 @@ def test_the_page_does_not_wait_for_models_and_shutdown_is_graceful(folder):
                     statuses.append(request.result()[0])
                 except OSError:
                     continue  # the server was already closed
+        assert 200 in statuses
         assert set(statuses) <= {200, 503}
         assert process.wait(timeout=20) == 0
-        assert "stopped" in process.stdout.read()
+        output = process.stdout.read()
+        assert "stopped" in output
+        assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -317,24 +356,20 @@ def test_the_page_does_not_wait_for_models_and_shutdown_is_graceful(folder):
     ],
 )
 def test_mistakes_get_one_line(arguments, message, tmp_path):
-    command = [sys.executable, "-m", "tercet", "serve", *arguments]
-    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"NO_COLOR": "1"})
-    assert process.returncode == 2
-    assert message in process.stderr
-    assert len(process.stderr.strip().splitlines()) == 1
+    done = tercet_("serve", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_an_index_that_cannot_be_opened_does_not_affect_others(folder):
-    broken = folder / "broken"
-    broken.mkdir(exist_ok=True)
-    (broken / "index.json").write_text("{}")
-    with serving(folder / "first", broken) as (address, _):
-        states = {index["name"]: index["state"] for index in get(address, "/api/about")[1]["indexes"]}
-        assert states == {"first": "ready", "broken": "failed"}
-        status, body = get(address, "/api/search", q="a star", index="broken")
-        assert status == 500
-        assert "could not be opened" in body["error"]
-        assert str(folder) not in body["error"]
+def test_an_index_that_cannot_be_opened_does_not_affect_others(folder, address):
+    states = {index["name"]: index["state"] for index in get(address, "/api/about")[1]["indexes"]}
+    assert states.pop("broken") == "failed"
+    assert set(states.values()) == {"ready"}
+    status, body = get(address, "/api/search", q="a star", index="broken")
+    assert status == 500
+    assert "could not be opened" in body["error"]
+    assert str(folder) not in body["error"]
 
 
 def test_damaged_runs_do_not_hide_others(folder, address):
@@ -368,27 +403,59 @@ def test_images_are_cacheable_only_by_checksum(address):
         assert ("immutable" in response.headers["cache-control"]) == cacheable
 
 
-def test_disconnected_uploads_are_not_logged(folder):
-    with serving(folder / "first") as (address, process):
-        split = urlsplit(address)
-        for _ in range(3):
-            with socket.create_connection((split.hostname, split.port)) as raw:
-                raw.sendall(b"POST /api/search/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\nabc")
-                time.sleep(0.1)
-        with socket.create_connection((split.hostname, split.port)) as raw:  # more than the server reads
-            raw.sendall(b"POST /api/search/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999999\r\n\r\n")
-            assert b" 413 " in raw.recv(4096)
-        assert get(address, "/api/search", q="a star", k=1)[0] == 200
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=20)
-        assert "Traceback" not in process.stdout.read()
-
-
 @pytest.mark.slow
 def test_silent_connections_are_closed(address):
     split = urlsplit(address)
     silent = [socket.create_connection((split.hostname, split.port)) for _ in range(600)]
-    time.sleep(12)
-    assert get(address, "/api/search", q="a star", k=1)[0] == 200
     for connection in silent:
+        connection.settimeout(60)
+        assert connection.recv(1) == b""  # the server closed it
         connection.close()
+    assert get(address, "/api/search", q="a star", k=1)[0] == 200
+
+
+def test_comparisons_are_listed_whatever_their_data_is_called(address, folder):
+    content = {"title": "data, heads", "verdict": "no difference", "metric": "rsum", "results": {}}
+    names = [f"comparison_{data}_e36501062a" for data in ("plain", "my photos", "Fotos (ä), 100%", "a#b?c&d")]
+    for name in names:
+        (folder / "runs" / name).mkdir()
+        (folder / "runs" / name / "comparison.json").write_text(json.dumps(content))
+        (folder / "runs" / name / "report.html").write_text("<h1>report</h1>")
+    status, listed = get(address, "/api/comparisons")
+    assert status == 200
+    assert {info["name"] for info in listed} >= set(names)
+    for name in names:
+        assert get(address, f"/comparisons/{quote(name, safe='')}/report.html") == (200, b"<h1>report</h1>")
+
+
+def test_a_token_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("from file\n")
+    assert access_token(ServeSettings()) is None
+    assert access_token(ServeSettings(token_file=tmp_path / "token")) == "from file"
+    monkeypatch.setenv("TERCET_TOKEN", "from environment")
+    assert access_token(ServeSettings()) == "from environment"
+    assert access_token(ServeSettings(token="argument")) == "argument"
+    with pytest.raises(ValueError, match="both given"):
+        access_token(ServeSettings(token="argument", token_file=tmp_path / "token"))
+    with pytest.raises(ValueError, match="nowhere: cannot read the file"):
+        access_token(ServeSettings(token_file=tmp_path / "nowhere"))
+    monkeypatch.setenv("TERCET_TOKEN", " ")
+    with pytest.raises(ValueError, match="TERCET_TOKEN must not be empty"):
+        access_token(ServeSettings())
+
+
+def test_a_server_for_others_checks_host_names_or_warns():
+    def warnings(**settings):
+        return " ".join(access_warnings(ServeSettings(host="0.0.0.0", **settings), settings.get("token")))
+
+    assert "see these images" in warnings()
+    assert "DNS rebinding" in warnings(token="sesame")
+    assert warnings(token="sesame", host_names=("photos.example",)) == ""
+
+
+def test_host_names_are_checked_where_others_can_connect():
+    with serving("--host", "0.0.0.0", "--host-names", "Photos.example", "--token", "x", wait=False) as (link, _):
+        port = urlsplit(link).port
+        for host, expected in ((f"photos.example:{port}", 200), (f"127.0.0.1:{port}", 200), ("evil.example", 421)):
+            headers = {"Host": host, "Authorization": "Bearer x"}
+            assert get(f"http://127.0.0.1:{port}", "/api/about", headers=headers)[0] == expected

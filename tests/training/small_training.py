@@ -5,7 +5,7 @@ import torch
 import tercet
 from tercet.data import paired
 from tercet.data.scenes import scenes
-from tercet.training.progress import RunProgress
+from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop
 

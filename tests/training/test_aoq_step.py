@@ -1,8 +1,6 @@
 """A second round with mined negatives: the step, exact resume, mining again, several processes."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
@@ -21,14 +19,15 @@ from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.models.cpu_kernels import sparse_linear
 from tercet.models.cpu_kernels.sparse_linear import rows_with_gradient
-from tercet.training import process_group
+from tercet.training import runtime
 from tercet.training.aoq_step import MinedMembers, hard_negative_sampler
 from tercet.training.mine_run import mine_table, remine
 from tercet.training.settings import MineSettings, defaults_for, train_settings
 from tercet.training.step import Step
+from tests.commands import tercet as command
 from tests.objectives.test_aoq import looped
 from tests.training.small_training import SMALL
-from tests.training.test_process_group import train as torchrun
+from tests.training.test_runtime import train as torchrun
 from tests.training.test_train import assert_same_run, interrupted_run, only_run
 
 
@@ -66,11 +65,18 @@ def to_float64(batch):
     return replace(double(batch), mined=None if batch.mined is None else double(batch.mined))
 
 
-@pytest.mark.parametrize("system", ["heads", "bfan", "scan", "order"])
-@pytest.mark.parametrize("objective", ["off-tri", "off-quin", "aoq"])
-@pytest.mark.parametrize(
-    ("how", "grad_cache"), [("pairs", None), ("diagonal", 7), ("several captions", 7), ("equal text", None)]
-)
+SYSTEMS, MINED_OBJECTIVES = ("heads", "bfan", "scan", "order"), ("off-tri", "off-quin", "aoq")
+BATCHES = [("pairs", None), ("diagonal", 7), ("several captions", 7), ("equal text", None)]
+# Every system with every objective, and each of both with every kind of batch; all of them together are slow.
+STEPS = [
+    pytest.param(s, o, *kind, marks=[] if (i + j) % 4 == k else pytest.mark.slow, id=f"{kind[0]}-{o}-{s}")
+    for k, kind in enumerate(BATCHES)
+    for j, o in enumerate(MINED_OBJECTIVES)
+    for i, s in enumerate(SYSTEMS)
+]
+
+
+@pytest.mark.parametrize(("system", "objective", "how", "grad_cache"), STEPS)
 def test_a_step_delivers_the_gradient_of_the_loop(system, objective, grad_cache, how):
     """Reference: members encoded and compared one by one, the equation pair by pair."""
     torch.manual_seed(0)
@@ -199,7 +205,7 @@ def test_shards_of_several_processes_make_up_the_batch(count, as_candidates):
     batch = Collator(data, negative_sampler=sampler, mined_as_candidates=as_candidates).make(
         pair_batches(data.owners, 24, seed=0, epoch=0)[0]
     )
-    shards = [process_group.shard_batch(batch, rank, count) for rank in range(count)]
+    shards = [runtime.shard_batch(batch, rank, count) for rank in range(count)]
     assert torch.equal(torch.cat([shard.image_ids for shard in shards]), batch.image_ids)
     assert sorted(torch.cat([shard.caption_ids for shard in shards]).tolist()) == sorted(batch.caption_ids.tolist())
     if not as_candidates:
@@ -248,7 +254,14 @@ def test_a_second_round_trains(tmp_path, first_round, objective, from_scratch):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"mine_every": 1}, {"mined_draw": "similarity"}, {"captions_per_image": 2, "batch_size": 10}]
+    "more",
+    [
+        {"mine_every": 1},
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in ({}, {"mined_draw": "similarity"}, {"captions_per_image": 2, "batch_size": 10})
+        ),
+    ],
 )
 def test_an_interrupted_second_round_ends_with_the_same_weights(tmp_path, first_round, more):
     given = SECOND | {"mined": str(first_round[1])} | more
@@ -327,9 +340,7 @@ def test_the_second_round_of_a_recipe():
 
 def test_train_mine_and_train_again_by_the_commands(tmp_path):
     def tercet_(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-m", "tercet", *arguments], cwd=tmp_path, capture_output=True, text=True
-        )
+        done = command(*arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -349,7 +360,7 @@ def test_train_mine_and_train_again_by_the_commands(tmp_path):
 @pytest.mark.parametrize(
     "case",
     [
-        ["--objective", "aoq", "--model-settings", "embed_dim=16"],
+        pytest.param(["--objective", "aoq", "--model-settings", "embed_dim=16"], marks=pytest.mark.slow),
         pytest.param(
             [
                 *("--objective", "aoq", "--model", "bfan", "--features", "regions"),
@@ -383,21 +394,21 @@ def test_several_processes_make_the_steps_of_one(tmp_path, case):
 )
 def test_models_without_dot_products_mine_all_pairs_too(tmp_path, given):
     """Exhaustive mining, by the command and during training, equals the top k of the model's full similarity."""
-    given = SMALL | {"data": "scenes:30", "epochs": 2, "batch_size": 20, "positives": "ids"} | given
+    given = SMALL | {"data": "scenes:20", "epochs": 2, "batch_size": 40, "positives": "ids"} | given
     run = tercet.train(**given, runs=tmp_path / "runs").folder
     features = given.get("features")
     table = mine_table(
-        MineSettings(run, "scenes:30", tmp_path / "table", features=features, top_captions=9, top_images=4)
+        MineSettings(run, "scenes:20", tmp_path / "table", features=features, top_captions=9, top_images=4)
     )
     model = tercet.load(run)
-    split = scenes("train", 30).as_split(features or "global")
+    split = scenes("train", 20).as_split(features or "global")
     data = paired("scenes", split, captions=tokenize_captions(split.texts, model.preprocessor.vocabulary))
     with torch.no_grad():
         S = model.similarity(
-            model.encode_images(*data.images.take(torch.arange(30))),
-            model.encode_captions(*data.captions.take(torch.arange(150))),
+            model.encode_images(*data.images.take(torch.arange(20))),
+            model.encode_captions(*data.captions.take(torch.arange(100))),
         )
-    S[data.owners, torch.arange(150)] = -torch.inf
+    S[data.owners, torch.arange(100)] = -torch.inf
     assert_close(torch.from_numpy(np.array(table.caption_similarity)), S.topk(9, dim=1).values, atol=1e-5, rtol=1e-5)
     assert_close(torch.from_numpy(np.array(table.image_similarity)), S.T.topk(4, dim=1).values, atol=1e-5, rtol=1e-5)
     second = given | {"objective": "aoq", "mined": str(tmp_path / "table"), "mine_every": 1}

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +15,7 @@ from tercet.models import build
 from tercet.training.eval_loop import encode_split
 from tercet.training.evaluate_run import coco_ids, evaluate_models, preprocess_split
 from tercet.training.settings import EvaluateSettings
+from tests.commands import tercet as tercet_
 from tests.training.small_training import SMALL
 
 
@@ -92,14 +91,14 @@ def test_models_of_equal_name_with_other_weights_do_not_share_a_folder(tmp_path,
 
 
 def test_the_command_prints_a_table_and_the_output_file(tmp_path, runs):
-    command = [sys.executable, "-m", "tercet", "evaluate", str(runs[0].folder), "--data", "scenes:90"]
-    done = subprocess.run([*command, "--explain-legacy"], cwd=tmp_path, capture_output=True, text=True)
+    command = ["evaluate", runs[0].folder, "--data", "scenes:90"]
+    done = tercet_(*command, "--explain-legacy", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "image to text" in done.stdout
     assert "all the original scripts on a single fold" in done.stdout
-    refused = subprocess.run([*command, "--protocol", "coco-5k"], cwd=tmp_path, capture_output=True, text=True)
+    refused = tercet_(*command, "--protocol", "coco-5k", cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.startswith("tercet evaluate: protocol coco-5k expects exactly 5,000 images")
-    missing = subprocess.run([*command[:4], "nothing", *command[5:]], cwd=tmp_path, capture_output=True, text=True)
+    missing = tercet_("evaluate", "nothing", "--data", "scenes:90", cwd=tmp_path)
     assert missing.returncode == 2
     assert "not a saved model" in missing.stderr

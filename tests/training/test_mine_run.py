@@ -10,7 +10,7 @@ import tercet
 from tercet.data.hard_negatives import open_mined
 from tercet.training import mine_run as module
 from tercet.training.mine_run import mine_table, remine
-from tercet.training.run_identity import resolve
+from tercet.training.prepare import resolve
 from tercet.training.settings import MineSettings, train_settings
 from tests.training.small_training import SMALL, small_data
 from tests.training.test_train import assert_same_run, interrupted_run

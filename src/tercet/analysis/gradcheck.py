@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tercet.objectives import distributed
 from tercet.objectives import objective as objective_of
 from tercet.objectives.aoq import AOQ, MinedEmbeddings
-from tercet.objectives.inputs import as_rows, positives_from_ids
+from tercet.objectives.inputs import as_rows, is_distributed, positives_from_ids
 from tercet.objectives.streaming.autograd import streamed_scalar
 from tercet.objectives.streaming.tiles import EmbeddedBatch
 
@@ -58,7 +57,7 @@ class Check:
         return f"  FAIL  {self.name:<24} {self.error:.1e} >  {self.tolerance:.0e}  {self.note}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CheckReport:
     """The result of `check_objective`; true if no check failed. Print it to see all checks."""
 
@@ -77,6 +76,14 @@ class CheckReport:
     def __bool__(self) -> bool:
         return self.passed
 
+    def __repr__(self) -> str:
+        verdict = f"failed: {', '.join(self.failed)}" if self.failed else "passed"
+        return f"CheckReport({self.objective}, {len(self.checks)} checks, {verdict})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """All checks, in a notebook."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         verdict = "delivers the gradient it claims" if self.passed else f"FAILS: {', '.join(self.failed)}"
         return "\n".join([f"{self.objective} {verdict}", *map(str, self.checks)])
@@ -91,7 +98,7 @@ def check_objective(subject: Any, *, takes: str | None = None, processes: bool =
     """
     if takes not in (None, "embeddings"):
         raise ValueError(f"takes must be None or 'embeddings', got {takes!r}")
-    if distributed.in_use():
+    if is_distributed():
         raise ValueError("check_objective starts its own processes: call it outside torch.distributed")
     has_ids = takes is None
     if has_ids and not hasattr(subject, "pair_gradient"):

@@ -15,14 +15,11 @@ from tercet.objectives.aoq import AOQ
 from tercet.objectives.base import RowObjective
 from tercet.objectives.custom import CustomGradient, CustomLoss
 from tercet.objectives.hardest_triplet import TripletObjective, Triplets
-from tercet.objectives.inputs import Rows, as_rows, hardest_negative
-from tercet.types import PairMask, Similarity
+from tercet.objectives.inputs import Rows, as_rows
 
 MINED_SIMILARITY = 0.3  # assumed for mined negatives, which depend on a mined table
 RELATIVE_TERM = 0.1  # assumed for mu and M of the -ms cells, which depend on a batch; as in GOAL's Figure 3
 POINTS = 150  # per axis; chosen so that no point is exactly on a usual margin, where rounding would decide
-MAX_TRIPLETS = 128  # per batch
-DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,8 @@ def gradient_at(
     similarity = torch.stack([s_p, s_n], dim=1)
     if isinstance(objective, CustomGradient | CustomLoss):
         # One call per point: a user's function may depend on the other rows.
-        by_point = [objective.row_gradient(_queries(row[None])) for row in similarity]
-        share = 0.5 if isinstance(objective, CustomLoss) else 1.0  # each direction is half of a loss
-        gradient = torch.cat(by_point) * share
+        # A loss has both directions; the captions of a single image have no negatives.
+        gradient = torch.cat([objective.row_gradient(_queries(row[None])) for row in similarity])
     else:
         rows = _queries(similarity)
         if isinstance(objective, AOQ):
@@ -112,27 +108,3 @@ def _triplets(objective: TripletObjective, s_p: Tensor, s_n: Tensor, relative: f
         return Triplets(s_p, s_n)
     fixed = torch.full_like(s_p, relative)
     return Triplets(s_p, s_n, fixed, fixed)
-
-
-@torch.no_grad()
-def batch_triplets(
-    similarity: Similarity, positives: PairMask, ignored: PairMask | None = None
-) -> dict[str, list[float | None]]:
-    """The triplets of a batch's first positive pairs, rounded, for JSON.
-
-    `s_p` is the similarity of the pair, `i2t` and `t2i` that of the hardest negative of the image and of the caption,
-    or None if there is no negative.
-    """
-    rows = as_rows(similarity, positives, ignored)
-    image, caption = (index[:MAX_TRIPLETS] for index in rows.positives.nonzero(as_tuple=True))
-    triplets: dict[str, list[float | None]] = {"s_p": _rounded(rows.similarity[image, caption])}
-    for direction, anchored, anchor in (("i2t", rows, image), ("t2i", rows.transposed(), caption)):
-        hardest = hardest_negative(anchored)
-        exists = hardest.exists[anchor].tolist()
-        s_n = _rounded(hardest.similarity[anchor])
-        triplets[direction] = [s if has_one else None for s, has_one in zip(s_n, exists, strict=True)]
-    return triplets
-
-
-def _rounded(similarity: Float[Tensor, " triplet"]) -> list[float | None]:
-    return [round(s, DIGITS) for s in similarity.double().tolist()]

@@ -83,7 +83,7 @@ def _compare(settings: Any) -> None:
     from tercet.comparison.compare import run_comparison
 
     comparison = run_comparison(settings, Console(stderr=True))
-    comparison.print(Console())
+    comparison.print()
     report = comparison.save()
     print(f"\nReport: {report}; tables (Markdown, LaTeX, CSV, JSON) and figures are in the same folder")
     if comparison.results.failures:
@@ -91,14 +91,11 @@ def _compare(settings: Any) -> None:
 
 
 def _train(settings: Any) -> None:
-    from rich.console import Console
-
-    from tercet.cli.metrics_table import print_run
     from tercet.training.train import train_run
 
     run = train_run(settings)
     if os.environ.get("RANK", "0") == "0":  # under torchrun only rank 0 prints
-        print_run(run, Console())
+        run.print()
 
 
 def _evaluate(settings: Any) -> None:
@@ -136,19 +133,19 @@ def _doctor(settings: Any) -> None:
 
 
 def _data(settings: Any) -> None:
-    from tercet.data import commands
+    from tercet.cli.data import convert, inspect
     from tercet.data.settings import Inspect
 
     if isinstance(settings, Inspect):
-        commands.inspect(settings)
+        inspect(settings)
     else:
-        commands.convert(settings)
+        convert(settings)
 
 
 def _features(settings: Any) -> None:
-    from tercet.data import commands
+    from tercet.cli.data import features
 
-    commands.features(settings)
+    features(settings)
 
 
 def _index(settings: Any) -> None:
@@ -184,6 +181,16 @@ def _list(settings: Any) -> None:
     from tercet.cli.list import print_list
 
     print_list(settings, Console())
+
+
+def _completion(settings: Any) -> None:
+    from tercet.cli.completion import completion_script
+
+    classes = {
+        name: [_attribute(path.rpartition("=")[2]) for path in command.settings.split()]
+        for name, command in COMMANDS.items()
+    }
+    print(completion_script(settings.shell, {name: (COMMANDS[name].help, classes[name]) for name in COMMANDS}), end="")
 
 
 def _import(settings: Any) -> None:
@@ -253,6 +260,11 @@ COMMANDS = {
         "print the names that commands take: objectives, models, recipes, formats, metrics, encoders, ...",
         _list,
         "tercet.cli.list:ListSettings",
+    ),
+    "completion": Command(
+        "print a script that completes commands, settings and names in bash, zsh or fish",
+        _completion,
+        "tercet.cli.completion:CompletionSettings",
     ),
 }
 

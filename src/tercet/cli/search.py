@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from tercet.data.formats import FORMATS, open_data
 from tercet.data.image_io import SUFFIXES
 from tercet.inference import checksum_of_weights, load
+from tercet.progress import ConsoleProgress
 from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
 from tercet.search.metadata import images_in_dataset, images_in_folder, printable
 from tercet.search.searcher import Hit, Searcher
@@ -28,9 +28,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     image_files = _image_files(source, settings.splits)
     model = {"path": str(settings.model.resolve()), "system": retriever.system}
     model["weights"] = checksum_of_weights(settings.model)
-    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=None)
+    with ConsoleProgress() as progress:
         update = update_index(
             settings.out,
             image_files,
@@ -39,7 +37,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
             kind=settings.kind,
             store=settings.store,
             source=source,
-            advance=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=progress,
         )
     for error in update.unreadable[:MAX_PRINTED_ERRORS]:
         console.print(f"skipped: {error}", style="yellow", highlight=False, markup=False, soft_wrap=True)

@@ -1,47 +1,63 @@
 """`tercet compare`: plan and execute the runs, test the differences, and write tables and a report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
 from tercet import runs
-from tercet.comparison.executors import Executor, make_executor
+from tercet.comparison.executors import ENTRY_POINTS, EXECUTORS, Executor
 from tercet.comparison.live_table import LiveTable, LrTrials, run_label
 from tercet.comparison.lr_search import TUNING_SEED, LrSearch, choose, trials
 from tercet.comparison.plan import (
     PlannedRun,
     PreparedDatasets,
+    Variant,
     check_mined_tables,
     common_settings,
+    make_variants,
     plan_run,
     prepare_all,
     prepare_features,
     with_learning_rate,
     with_seed,
 )
-from tercet.comparison.report.embeddings import evaluated_data
-from tercet.comparison.results import Failure, Results, Run, SignificanceTable, pairwise_tests
+from tercet.comparison.results import (
+    Failure,
+    Results,
+    Run,
+    SignificanceTable,
+    cost_table,
+    format_spread,
+    goal_tables,
+    pairs_table,
+    pairwise_tests,
+    recalls_table,
+    run_records,
+    runs_csv,
+)
 from tercet.comparison.settings import CompareSettings, make_settings
 from tercet.comparison.summary import fairness_note, verdict
-from tercet.comparison.tables import cost_table, format_spread, goal_tables, pairs_table, recalls_table, runs_csv
-from tercet.comparison.variants import make_variants
+from tercet.data.dataset import PairedData
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
 from tercet.inference import load
 from tercet.names import suggest
+from tercet.objectives.registry import spec_of
+from tercet.plugins import find
+from tercet.progress import ConsoleProgress, progress_console
+from tercet.reporting.svg_figure import Figure
 from tercet.reporting.table_formats import Table
-from tercet.training.eval_loop import encode_split, tiles_of
+from tercet.training.eval_loop import EmbeddedSplit, encode_split, tiles_of
 from tercet.training.evaluate_run import coco_ids
-from tercet.training.run_identity import run_id_of
+from tercet.training.prepare import name_data, run_id_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Result of `compare`: metrics, significance tests and a summary. `save` writes all of it."""
 
@@ -54,8 +70,15 @@ class Comparison:
     tuned: Mapping[str, LrSearch]
     folder: Path
     prepared_datasets: PreparedDatasets
+    embedded: "EmbeddedRuns"
     protocols: Mapping[str, Results]
     """The same runs, evaluated under named protocols."""
+
+    def __repr__(self) -> str:
+        metric, order = self.significance.metric, self.significance.order
+        means = ", ".join(f"{name[:40]} {self.results.mean(name, metric):.1f}" for name in order[:3])
+        more = f" and {len(order) - 3} more" if len(order) > 3 else ""
+        return f"Comparison({self.title[:60]}; {metric}: {means or 'no finished run'}{more}; {self.folder.name})"
 
     def tables(self) -> list[Table]:
         order = list(self.significance.order)
@@ -67,11 +90,42 @@ class Comparison:
         ]
         return [recalls_table(self.results, order, title), *per_protocol, *goal_tables(self.results)]
 
-    def print(self, console: Console) -> None:
+    def print(self, console: Console | None = None) -> None:
+        console = console or Console()
         for table in self.tables():
             console.print(table.terminal())
             console.print()
         console.print(self.verdict, highlight=False, markup=False)
+
+    def _repr_html_(self) -> str:
+        from tercet.reporting.notebook import tables_html
+
+        return tables_html(self.tables(), self.verdict, "save() writes the tables, figures and an HTML report")
+
+    def to_pandas(self) -> Any:
+        """A DataFrame of all runs: objective, model, seed, training budget and cost, and every metric."""
+        from tercet.reporting.notebook import data_frame
+
+        return data_frame(run_records(self.results, list(self.significance.order)))
+
+    def plot(self, figure: str = "recalls") -> Any:
+        """A figure of the report, as a matplotlib figure: recalls, learning, contributing, cross or costs."""
+        from tercet.comparison.report import figures
+
+        order = list(self.significance.order)
+        drawings: dict[str, Callable[[], Figure | None]] = {
+            "recalls": lambda: figures.recalls(self.results, order, self.significance.metric),
+            "learning": lambda: figures.learning_curves(self.results, order),
+            "contributing": lambda: figures.contributing_negatives(self.results, order),
+            "cross": lambda: figures.cross_ranks(self.results, order),
+            "costs": lambda: figures.costs(self.results, order),
+        }
+        if figure not in drawings:
+            raise ValueError(f"unknown figure {figure!r}{suggest(figure, drawings)}; known: {', '.join(drawings)}")
+        drawn = drawings[figure]() if order else None
+        if drawn is None:
+            raise ValueError(f"no figure {figure}: the runs of this comparison did not record what it shows")
+        return drawn.canvas
 
     def document(self) -> dict[str, Any]:
         """All numbers, for JSON."""
@@ -134,13 +188,39 @@ class Comparison:
         runs.write_artifact(self.folder, "tables.tex", "\n".join(table.latex() for table in tables))
         if order:
             runs.write_artifact(self.folder, "runs.csv", runs_csv(self.results, order))
-        runs.write_artifact(self.folder, "comparison.json", json.dumps(self.document(), indent=2) + "\n")
+        runs.write_artifact(self.folder, runs.COMPARISON, json.dumps(self.document(), indent=2) + "\n")
         return write_report(self)
 
 
-def compare(**settings: Any) -> Comparison:
-    """`tercet compare` as a function; takes its settings as keyword arguments."""
-    return run_comparison(make_settings(settings), Console(stderr=True))
+class EmbeddedRuns:
+    """The held-out split as the runs embed it: each run encodes it once, for protocols and for the report."""
+
+    def __init__(self, variants: Sequence[Variant], prepared_datasets: PreparedDatasets) -> None:
+        self._datasets = {variant.name: prepared_datasets[variant.model] for variant in variants}
+        self._cached: dict[Path, EmbeddedSplit] = {}
+
+    def data(self, name: str) -> PairedData:
+        return self._datasets[name].held_out
+
+    def of(self, name: str, run: Run) -> EmbeddedSplit:
+        if run.folder in self._cached:
+            return self._cached[run.folder]
+        model, data = load(run.folder).model.eval(), self.data(name)
+        embedded = EmbeddedSplit(name, model, *encode_split(model, data), data.owners)
+        if isinstance(embedded.images, torch.Tensor) and isinstance(embedded.captions, torch.Tensor):
+            self._cached[run.folder] = embedded  # sets of regions and words are too large to keep for every run
+        return embedded
+
+
+def compare_with(given: Mapping[str, Any]) -> Comparison:
+    """`tercet.compare` with the settings that the caller gave, by name."""
+    named = dict(given)
+    if "data" in given:
+        named["data"] = name_data(given["data"], given.get("images"))
+    if "objectives" in given:
+        several = isinstance(given["objectives"], (list, tuple))
+        named["objectives"] = [spec_of(each) for each in (given["objectives"] if several else [given["objectives"]])]
+    return run_comparison(make_settings(named), progress_console())
 
 
 def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
@@ -154,13 +234,13 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     prepared_datasets = prepare_all(variants, common)
     runs.make_root(settings.runs)
     for prepared in prepared_datasets.values():
-        held_out = len(evaluated_data(prepared.test, prepared.validation).images)
+        held_out = len(prepared.held_out.images)
         if held_out < 2:
             raise ValueError(f"{settings.data}: significance tests need at least 2 held-out images, got {held_out}")
     check_protocols(settings, prepared_datasets)
     base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
     check_mined_tables(base_plans.values(), prepared_datasets)
-    executor = make_executor(settings.executor, prepared_datasets, settings.processes)
+    executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)(prepared_datasets, settings.processes)
     tuned: dict[str, LrSearch] = {}
     failures: list[Failure] = []
     plans = base_plans
@@ -173,7 +253,8 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     _execute(all_plans, prepared_datasets, executor, live)
     results = Results(variants, live.results.runs, [*failures, *live.failures])
     identity = {**_identity(settings), "runs": [_run_id(plan, prepared_datasets) for plan in all_plans]}
-    protocols = evaluate_under_protocols(results, prepared_datasets, settings, console)
+    embedded = EmbeddedRuns(variants, prepared_datasets)
+    protocols = evaluate_under_protocols(results, embedded, settings, console)
     base_rates = [plan.settings.learning_rate for plan in base_plans.values()]
     fairness = _fairness(results, (settings.tune_factors, base_rates) if settings.tune else None)
     significance = pairwise_tests(results, settings.metric)
@@ -188,6 +269,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         tuned,
         settings.runs / f"comparison_{data}_{runs.run_hash(identity, '')}",
         prepared_datasets,
+        embedded,
         protocols,
     )
 
@@ -195,7 +277,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
 def check_protocols(settings: CompareSettings, prepared_datasets: PreparedDatasets) -> None:
     """Raise before training if the data does not fit a protocol; checked with random similarities."""
     for prepared in prepared_datasets.values() if settings.protocols else ():
-        data = evaluated_data(prepared.test, prepared.validation)
+        data = prepared.held_out
         ids = None if data.split is None else coco_ids(data.split)
         tiles = tiles_of_embeddings(torch.rand(len(data.images), 1), torch.rand(len(data.captions), 1))
         for protocol in settings.protocols:
@@ -203,26 +285,24 @@ def check_protocols(settings: CompareSettings, prepared_datasets: PreparedDatase
 
 
 def evaluate_under_protocols(
-    results: Results, prepared_datasets: PreparedDatasets, settings: CompareSettings, console: Console
+    results: Results, embedded: "EmbeddedRuns", settings: CompareSettings, console: Console
 ) -> Mapping[str, Results]:
     """Evaluate every run again under each protocol: protocol -> results."""
     if not settings.protocols or not results.names():
         return {}
-    models = {variant.name: variant.model for variant in results.variants}
     evaluated: dict[str, dict[str, dict[int, Run]]] = {protocol: {} for protocol in settings.protocols}
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("evaluating", total=sum(len(results.runs[name]) for name in results.names()))
+    with ConsoleProgress(console) as progress:
+        bar = progress.bar("evaluating", sum(len(results.runs[name]) for name in results.names()))
         for name in results.names():
-            prepared = prepared_datasets[models[name]]
-            data = evaluated_data(prepared.test, prepared.validation)
+            data = embedded.data(name)
             ids = None if data.split is None else coco_ids(data.split)
             for seed, run in results.runs[name].items():
-                model = load(run.folder).model.eval()
-                tiles = tiles_of(model, *encode_split(model, data))
+                split = embedded.of(name, run)
+                tiles = tiles_of(split.model, split.images, split.captions)
                 for protocol in settings.protocols:
                     metrics = evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids).metrics
                     evaluated[protocol].setdefault(name, {})[seed] = replace(run, metrics=dict(metrics))
-                progress.advance(bar)
+                bar.advance()
     return {protocol: Results(results.variants, by_variant) for protocol, by_variant in evaluated.items()}
 
 

@@ -8,12 +8,12 @@ from types import TracebackType
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from rich.text import Text
 
 from tercet.comparison.plan import PlannedRun
-from tercet.comparison.results import Failure, Results, Run, read_run
-from tercet.comparison.tables import recalls_table
+from tercet.comparison.results import Failure, Results, Run, read_run, recalls_table
+from tercet.progress import bar_columns, is_interactive
 
 SECONDS_BETWEEN_FRAMES = 0.25
 
@@ -29,18 +29,10 @@ class LiveTable:
         """Run label -> run id of the planned settings."""
         self.results = results
         self._console, self._metric = console, metric
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[status]}"),
-            console=console,
-            auto_refresh=False,
-        )
+        self._progress = Progress(*bar_columns(width=24), console=console, auto_refresh=False)
         self._all = self._progress.add_task(f"[bold]{escape(title)}", total=total, status="")
         self._bars: dict[str, TaskID] = {}
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if is_interactive(console) else None
         self._next_frame = 0.0
 
     def __enter__(self) -> "LiveTable":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tercet import runs
 from tercet.comparison.plan import PlannedRun, with_learning_rate, with_seed
+from tercet.reporting.table_formats import Cell, Table
 
 TUNING_SEED = 1_000_003
 
@@ -51,3 +52,20 @@ def best_validation(folder: Path, select_metric: str) -> float | None:
     """Maximum over epochs of the metric that selects the checkpoint."""
     epochs = runs.read_validation(folder)
     return max((sum(line[name] for name in select_metric.split("+")) for line in epochs), default=None)
+
+
+def lr_search_table(tuned: Mapping[str, LrSearch], factors: Sequence[float]) -> Table:
+    """The learning rates that each variant tried, one column per factor."""
+    factors = sorted(factors)
+    rows = []
+    for name, search in tuned.items():
+        by_factor = {f"{rate / search.base:.6g}": rate for rate in search.validation}
+        rows.append((name, [_lr_cell(search, by_factor.get(f"{factor:.6g}")) for factor in factors]))
+    headings = ("objective", *(f"x {factor:g}" for factor in factors))
+    return Table("Learning-rate search: rate and validation metric at the best epoch; bold: chosen", headings, rows)
+
+
+def _lr_cell(search: LrSearch, rate: float | None) -> Cell:
+    if rate is None:
+        return Cell("failed")
+    return Cell(f"{rate:g}: {search.validation[rate]:.1f}", rate == search.chosen)

@@ -1,20 +1,180 @@
-"""The runs of a comparison: features extracted once, data opened once, and settings with equal numbers of steps."""
+"""What a comparison runs: its variants (the rows of the table), and the planned runs of each.
 
+A variant is an objective with settings on a model. Features are extracted once, data is opened once per model, and all
+variants of a model make the same number of steps.
+"""
+
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from rich.console import Console
 
 from tercet import runs
 from tercet.comparison.settings import CompareSettings
-from tercet.comparison.variants import CAPTIONS_PER_IMAGE, Variant
-from tercet.data.commands import features
+from tercet.data.encoders.extract import extract
+from tercet.data.encoders.registry import image_encoder, text_encoder
+from tercet.data.formats import open_data
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, open_mined
-from tercet.data.settings import Features
+from tercet.in_memory import is_in_memory, short_name
+from tercet.names import split_settings, suggest
+from tercet.objectives import objective
+from tercet.objectives.aoq import AOQ
+from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
+from tercet.objectives.registry import OBJECTIVES
+from tercet.plugins import is_file_name
+from tercet.progress import ConsoleProgress
 from tercet.training.mine_run import filters_of_table
 from tercet.training.prepare import PreparedData, prepare_data
-from tercet.training.settings import NEEDS_MINED, TrainSettings, train_settings
+from tercet.training.settings import (
+    EXECUTION_SETTINGS,
+    NEEDS_MINED,
+    SETTING_NAMES,
+    TrainSettings,
+    train_settings,
+)
+
+CAPTIONS_PER_IMAGE = {"smooth-ap": 5}  # captions per image in a batch, as in the study of SmoothAP for retrieval
+# All variants share the opened data and the way runs are executed.
+SHARED_SETTINGS = ("train_split", "validation_split", "test_split", "image_size", "squash", *EXECUTION_SETTINGS)
+COMPARISON_SETTINGS = (
+    "data",
+    "model",
+    "mined",
+    "objective",
+    "objective_settings",
+    "seed",
+    "runs",
+    "config",
+    "features",
+    "images",
+)
+
+GRIDS: dict[str, tuple[str, ...]] = {
+    "goal": tuple(f"{T}/{P}" for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS),
+    # From the supplement of AOQ: Tables 1 and 2, and its text on how negatives are drawn.
+    "aoq": ("triplet-sh", "off-tri", "off-quin", "aoq"),
+    "aoq-batch": ("triplet-sh", "triplet-sh:batch_size=192", "aoq"),
+    "aoq-penalties": tuple(
+        f"aoq:adapt_beta={beta},adapt_alpha={alpha}"
+        for beta, alpha in ((1.5, 0.2), (1.5, 0.3), (1.5, 0.5), (1.0, 0.3), (2.0, 0.3))
+    ),
+    "aoq-draws": ("aoq:mined_draw=uniform", "aoq:mined_draw=normal", "aoq:mined_draw=similarity"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An objective with its settings on a model, and the training settings that differ from the common ones."""
+
+    name: str
+    """As shown in the table."""
+    objective: str
+    model: str = "heads"
+    objective_settings: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    """Training settings of this variant only."""
+
+
+def make_variants(settings: CompareSettings) -> list[Variant]:
+    """All rows of a comparison. Raises on wrong names, before any training."""
+    specs = settings.objectives
+    if settings.grid is not None:
+        specs = GRIDS[settings.grid]
+    elif "all" in specs:
+        specs = tuple(dict.fromkeys(name for spec in specs for name in (OBJECTIVES if spec == "all" else (spec,))))
+    _check_settings(settings)
+    sweep = settings.sweep_values()
+    variants = []
+    for spec in specs:
+        name, objective_settings, train = parse_variant(spec)
+        for model, values in product(settings.models, product(*sweep.values())):
+            swept = dict(zip(settings.sweep, values, strict=True))
+            parts = [
+                short_name(name) if is_in_memory(name) else name,
+                *(f"{key}={_format(value)}" for key, value in (objective_settings | train | swept).items()),
+            ]
+            if len(settings.models) > 1:
+                parts.insert(0, model)
+            train_settings = _add_mined_table(name, train | swept, settings)
+            variants.append(Variant(" ".join(parts), name, model, objective_settings, train_settings))
+    variants = _with_checksums(variants)
+    labels = [variant.name for variant in variants]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"--objectives contains {label} more than once")
+    return variants
+
+
+def _with_checksums(variants: list[Variant]) -> list[Variant]:
+    """Different functions of one name, given from Python, get the checksum of their code."""
+    objectives: dict[str, set[str]] = {}
+    for variant in variants:
+        objectives.setdefault(variant.name, set()).add(variant.objective)
+    return [
+        replace(variant, name=f"{variant.name} {variant.objective.rpartition(':')[2]}")
+        if is_in_memory(variant.objective) and len(objectives[variant.name]) > 1
+        else variant
+        for variant in variants
+    ]
+
+
+def parse_variant(spec: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """`nt-xent:temperature=0.05,learning_rate=1e-4` -> name of the objective, its settings, training settings."""
+    name, overrides = split_settings(spec)
+    default = objective(name)
+    objective_keys = set(default.settings) | {"reduction"}
+    objective_settings = {key: value for key, value in overrides.items() if key in objective_keys}
+    train = {key: value for key, value in overrides.items() if key not in objective_keys}
+    for key in train:
+        if key not in SETTING_NAMES:
+            hint = suggest(key, sorted(objective_keys | set(SETTING_NAMES)), cutoff=0.5)
+            raise ValueError(f"{spec}: neither {name} nor training has a setting {key!r}{hint}")
+        _check_train_setting(key, spec, per_variant=True)
+    if objective_settings:
+        objective(name, **objective_settings)  # raises on wrong values
+    return (name if is_file_name(name) or is_in_memory(name) else default.name), objective_settings, train
+
+
+def _add_mined_table(name: str, train: dict[str, Any], settings: CompareSettings) -> dict[str, Any]:
+    """Add --mined and the settings that need it, for objectives that use mined negatives only."""
+    mined_settings = {key: value for key, value in settings.train.items() if key in NEEDS_MINED}
+    takes_mined = isinstance(objective(name), AOQ)
+    if not takes_mined and not (mined_settings | train).get("mined_as_candidates"):
+        return train
+    if settings.mined is None:
+        raise ValueError(f"{name} needs --mined: a table of hard negatives, written by `tercet mine`")
+    if takes_mined:
+        mined_settings.pop("mined_as_candidates", None)
+    return {"mined": settings.mined, **mined_settings, **train}
+
+
+def _check_settings(settings: CompareSettings) -> None:
+    for name, values in settings.sweep_values().items():
+        _check_train_setting(name, "--sweep", per_variant=True)
+        if not values:
+            raise ValueError(f"--sweep {name} needs at least one value")
+    for name in settings.train:
+        _check_train_setting(name, "--train", per_variant=False)
+    if settings.epochs is not None and "epochs" in settings.train:
+        raise ValueError("--epochs and --train epochs=... are both given: use one of them")
+
+
+def _check_train_setting(name: str, source: str, *, per_variant: bool) -> None:
+    """`source`: where the user gave it, for the message."""
+    if name in COMPARISON_SETTINGS:
+        raise ValueError(f"{source}: {name} is a setting of the comparison, not of a run")
+    if name not in SETTING_NAMES:
+        raise ValueError(f"{source}: train has no setting {name!r}{suggest(name, SETTING_NAMES, cutoff=0.5)}")
+    if per_variant and name in SHARED_SETTINGS:
+        raise ValueError(f"{source}: {name} must be the same for all runs of a comparison: use --train {name}=...")
+
+
+def _format(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
 
 SCENES_EPOCHS = 6
 
@@ -49,20 +209,16 @@ def prepare_features(settings: CompareSettings, console: Console) -> str:
         "text_encoder": settings.text_encoder or "none",
     }
     stem = settings.data.rstrip("/").rpartition("/")[2].partition(".")[0]
+    stem = short_name(settings.data).lower() if is_in_memory(settings.data) else stem
     target = settings.runs / "features" / f"{stem}_{runs.run_hash(identity, '')}"
     runs.make_root(target.parent)
     if not target.exists():
         console.print(f"extracting features of {settings.data} to {target}", highlight=False, soft_wrap=True)
-    features(
-        Features(
-            path=settings.data,
-            target=target,
-            image_encoder=identity["image_encoder"] or "none",
-            text_encoder=identity["text_encoder"] or "none",
-            images=settings.images,
-            features=settings.features,
-        )
-    )
+    images = None if settings.image_encoder is None else image_encoder(settings.image_encoder)
+    texts = None if settings.text_encoder is None else text_encoder(settings.text_encoder)
+    data = open_data(settings.data, images=settings.images, features=settings.features)
+    with ConsoleProgress(console) as progress:
+        extract(data, target, images, texts, progress=progress, image_folder=settings.images)
     return str(target)
 
 
@@ -105,7 +261,11 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
     owners = prepared_datasets[variant.model].train.owners
     max_captions = int(owners.bincount().max()) if len(owners) else 1
     captions_per_image = min(CAPTIONS_PER_IMAGE.get(variant.objective, 1), max_captions)
-    if captions_per_image > 1 and default.positives == "ids":
+    if captions_per_image > 1:
+        # Recipes of papers with one positive per query would train it on one caption of each image.
+        overrides.setdefault("positives", "ids")
+        if overrides["positives"] == "diagonal":
+            raise ValueError(f"{variant.name} ranks several captions per image: it needs --train positives=ids")
         overrides.setdefault("captions_per_image", captions_per_image)
     settings = train_settings(overrides)
     same_batches = (settings.batch_size, settings.captions_per_image, settings.grad_accum_steps) == (

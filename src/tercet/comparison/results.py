@@ -1,22 +1,27 @@
-"""Results of a comparison, read from run folders, and pairwise significance tests between its variants."""
+"""Results of a comparison: runs read from their folders, pairwise significance tests, and the tables of both."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from tercet import runs
-from tercet.comparison.variants import Variant
+from tercet.comparison.plan import Variant
 from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions
 from tercet.evaluation.significance import LEVEL, PairedComparison, compare_runs, holm
+from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
+from tercet.reporting.table_formats import Cell, Table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run of a variant."""
 
@@ -28,6 +33,9 @@ class Run:
     ranks: RankTable
     learning_rate: float
 
+    def __repr__(self) -> str:
+        return f"Run({self.folder.name}, rsum {self.metrics['rsum']:.1f})"
+
     @property
     def clipped(self) -> float:
         """Fraction of steps with gradient clipping."""
@@ -35,6 +43,7 @@ class Run:
 
 
 def read_run(folder: Path, seed: int) -> Run:
+    runs.check_run(folder)  # all files, also the weights, which only the report reads
     final = runs.read_final(folder)
     if "rsum" not in final:
         raise ValueError(f"{folder.name} was not evaluated: the data has neither a test nor a validation split")
@@ -53,13 +62,17 @@ class Failure:
     """The run was a trial of the learning-rate search: no result of the comparison is missing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """Runs of every variant by seed; variants without a finished run are only in `failures`."""
 
     variants: Sequence[Variant]
     runs: dict[str, dict[int, Run]]
     failures: Sequence[Failure] = field(default=())
+
+    def __repr__(self) -> str:
+        finished = sum(map(len, self.runs.values()))
+        return f"Results({len(self.variants)} variants, {finished} runs, {len(self.failures)} failures)"
 
     def names(self) -> list[str]:
         """Variants with a finished run, in the order of the settings."""
@@ -159,3 +172,141 @@ def _test(results: Results, first: str, second: str, metric: str) -> PairedCompa
     """Paired test over the shared seeds."""
     seeds = results.shared_seeds(first, second)
     return compare_runs(results.per_image(first, seeds, metric), results.per_image(second, seeds, metric))
+
+
+COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
+
+
+def recalls_table(results: Results, names: Sequence[str], title: str = "") -> Table:
+    """Recalls per direction, mean ± std over seeds; the best mean of each column is bold."""
+    best = {column: max(results.mean(name, column) for name in names) for column in COLUMNS}
+    rows = [(name, [_cell(results, name, column, best[column]) for column in COLUMNS]) for name in names]
+    return Table(title or format_spread(results), ("objective", *HEADINGS), rows)
+
+
+def format_spread(results: Results) -> str:
+    """What the ± of the table is."""
+    counts = {len(results.runs[name]) for name in results.names()}
+    if counts == {1}:
+        return "one seed, no standard deviation"
+    fewest, most = min(counts), max(counts)
+    return f"mean ± std (n-1) over {most if fewest == most else f'{fewest} to {most}'} seeds"
+
+
+def goal_tables(results: Results) -> list[Table]:
+    """GOAL's grid as in the paper, one row per pair weight and one column per triplet weight; [] if incomplete."""
+    models = dict.fromkeys(variant.model for variant in results.variants)
+    prefixes = [""] if len(models) == 1 else [f"{model} " for model in models]
+    return [table for prefix in prefixes for table in _goal_tables(results, prefix)]
+
+
+def cost_table(results: Results, names: Sequence[str]) -> Table:
+    """Training budget and cost of each variant."""
+    columns: dict[str, Callable[[Sequence[Run]], str]] = {
+        "steps": lambda runs: _range([run.final["step"] for run in runs]),
+        "pairs seen": lambda runs: _range([run.final["pairs_seen"] for run in runs]),
+        "learning rate": lambda runs: "/".join(f"{rate:g}" for rate in sorted({run.learning_rate for run in runs})),
+        "clipped steps": lambda runs: f"{100 * mean(run.clipped for run in runs):.0f} %",
+        "seconds": lambda runs: f"{median(run.machine['seconds'] for run in runs):.1f}",
+        "memory, MB": lambda runs: _memory(runs),
+    }
+    rows = []
+    for name in names:
+        runs = list(results.runs[name].values())
+        rows.append((name, [Cell(column(runs)) for column in columns.values()]))
+    return Table("Training budget and cost; seconds and memory: median per run", ("objective", *columns), rows)
+
+
+def pairs_table(significance: SignificanceTable) -> Table:
+    """Every pair with its difference, interval and p-values."""
+    rows = []
+    for pair in significance.pairs:
+        test = pair.test
+        rows.append(
+            (
+                f"{pair.first} - {pair.second}",
+                [
+                    Cell(f"{test.difference:+.1f}", pair.significant),
+                    Cell(f"{test.low:+.1f} to {test.high:+.1f}"),
+                    Cell(format_p(pair.corrected_p), pair.significant),
+                    Cell(format_p(test.p)),
+                    Cell("-" if test.p_seeds is None else format_p(test.p_seeds)),
+                    Cell(format_p(test.p_images)),
+                ],
+            )
+        )
+    tests = len(significance.pairs)
+    title = (
+        f"Differences in {significance.metric}; bold: significant (corrected p < {LEVEL}). p: test over seeds and "
+        f"images; p corrected: the same, Holm-corrected for {tests} comparison{'' if tests == 1 else 's'}; p seeds and "
+        "p images: tests over seeds alone and over images alone"
+    )
+    return Table(title, ("pair", "difference", "95 % interval", "p corrected", "p", "p seeds", "p images"), rows)
+
+
+def run_records(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
+    """One record per run: what it is, its training budget and cost, and all metrics at full precision."""
+    models = {variant.name: variant.model for variant in results.variants}
+    metrics = sorted({metric for name in names for run in results.runs[name].values() for metric in run.metrics})
+    return [
+        {
+            "objective": name,
+            "model": models[name],
+            "seed": seed,
+            "run": run.folder.name,
+            "steps": run.final["step"],
+            "pairs_seen": run.final["pairs_seen"],
+            "clipped_share": run.clipped,
+            "learning_rate": run.learning_rate,
+            "seconds": run.machine["seconds"],
+            "memory_mb": run.machine.get("memory_mb"),
+            **{metric: run.metrics.get(metric) for metric in metrics},
+        }
+        for name in names
+        for seed, run in sorted(results.runs[name].items())
+    ]
+
+
+def runs_csv(results: Results, names: Sequence[str]) -> str:
+    """One line per run."""
+    records = run_records(results, names)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return stream.getvalue()
+
+
+def format_p(p: float) -> str:
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def _goal_tables(results: Results, prefix: str) -> list[Table]:
+    """`prefix`: the model before the name of the objective if there are several models."""
+    cells = {(T, P): f"{prefix}{T}/{P}" for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS}
+    if not all(name in results.names() for name in cells.values()):
+        return []
+    tables = []
+    for column, heading in (("i2t_r1", "i2t R@1"), ("t2i_r1", "t2i R@1"), ("rsum", "rsum")):
+        best = max(results.mean(name, column) for name in cells.values())
+        rows = [(P, [_cell(results, cells[T, P], column, best) for T in TRIPLET_WEIGHTS]) for P in PAIR_WEIGHTS]
+        title = f"GOAL's grid, {prefix}{heading}; {format_spread(results)}"
+        tables.append(Table(title, ("pair weight", *TRIPLET_WEIGHTS), rows))
+    return tables
+
+
+def _cell(results: Results, name: str, column: str, best: float) -> Cell:
+    std = results.std(name, column)
+    text = f"{results.mean(name, column):.1f}" + ("" if std is None else f"±{std:.1f}")
+    return Cell(text, results.mean(name, column) == best)
+
+
+def _range(counts: Sequence[int]) -> str:
+    smallest, largest = min(counts), max(counts)
+    return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+
+
+def _memory(runs: Sequence[Run]) -> str:
+    megabytes = [run.machine["memory_mb"] for run in runs if run.machine.get("memory_mb") is not None]
+    return f"{median(megabytes):.0f}" if megabytes else "-"

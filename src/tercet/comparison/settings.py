@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from tercet.names import coerce, suggest
-from tercet.training.settings import NamedValues, Names, parse_overrides
+from tercet.names import coerce, parse_overrides, suggest
+from tercet.training.settings import NamedValues, Names
 
 DEFAULT_OBJECTIVES = ("triplet", "triplet-sh", "nt-xent", "smooth-ap", "con/sig", "nca/con", "cir/lin", "cir/sig-ms")
 
@@ -25,8 +25,8 @@ class CompareSettings:
     data: tyro.conf.Positional[str] = "scenes"
     """A file or folder that `tercet data inspect` opens; or generated scenes (scenes:500 for 500 training images)."""
     objectives: Names = DEFAULT_OBJECTIVES
-    """Objective names, or all; a custom objective as path/to/mine.py:function. Settings of the objective or of training
-    can follow the name: nt-xent:temperature=0.05, triplet-sh:margin=0.1,learning_rate=3e-4."""
+    """Objective names, or all; a custom objective as path/to/mine.py:function. Settings of the objective (the keyword
+    parameters of a function) or of training can follow: nt-xent:temperature=0.05, mine.py:f:margin=0.1,epochs=3."""
     grid: Literal["goal", "aoq", "aoq-batch", "aoq-penalties", "aoq-draws"] | None = None
     """Predefined set of objectives, replaces --objectives. goal: the fifteen cells of GOAL, with its table. AOQ studies
     (need --mined): aoq (triplet-sh, off-tri, off-quin, aoq), aoq-batch (a larger batch instead of mined negatives),

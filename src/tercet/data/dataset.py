@@ -41,7 +41,7 @@ def split_name(value: object) -> str:
     return SPLIT_NAMES.get(name.lower(), name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Images and captions; `owners[j]` is the image that caption j describes. Any number of captions per image."""
 
@@ -91,11 +91,14 @@ class Split:
             if rows is not None and len(rows) != count:
                 raise ValueError(f"expected {count} rows of {type(rows).__name__.lower()}, got {len(rows)}")
 
+    def __repr__(self) -> str:
+        return f"Split({len(self.image_names):,} images, {len(self.texts):,} captions)"
+
     def captions_per_image(self) -> Int[np.ndarray, " image"]:
         return np.bincount(self.owners, minlength=len(self.image_names))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DataSet:
     """An opened dataset. `skipped` lists every skipped item with the reason."""
 
@@ -103,6 +106,14 @@ class DataSet:
     format: str
     splits: Mapping[str, Split]
     skipped: Sequence[str] = field(default=())
+
+    def __repr__(self) -> str:
+        sizes = [
+            f"{name} {len(split.image_names):,} images, {len(split.texts):,} captions"
+            for name, split in list(self.splits.items())[:4]
+        ]
+        more = [f"{len(self.splits) - 4} more splits"] if len(self.splits) > 4 else []
+        return f"DataSet({'; '.join([str(self.path)[-80:], *sizes, *more])})"
 
     def split(self, name: str) -> Split:
         """A split by name. `train+restval` joins two splits, as is usual for COCO."""
@@ -231,7 +242,7 @@ class Source(Protocol):
     def checksum(self) -> str: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PairedData:
     """Images and captions of one split; `owners[j]` is the image that caption j describes."""
 
@@ -243,6 +254,9 @@ class PairedData:
     truth: Callable[[Int[Tensor, " image"], Int[Tensor, " caption"]], Bool[Tensor, "image caption"]] | None = None
     split: Split | None = None
     """The split that it was made of, with names and image files."""
+
+    def __repr__(self) -> str:
+        return f"PairedData({self.name}, {len(self.images):,} images, {len(self.texts):,} captions)"
 
     def subset(self, images: Int[Tensor, " kept"]) -> "PairedData":
         """Only these images (ascending) and their captions."""

@@ -156,7 +156,7 @@ def map_array(file: Path, shapes: Sequence[str], dtypes: Sequence[type[np.generi
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise ValueError(f"{file}: no such file") from None
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # numpy raises exceptions of many kinds for damaged headers
         raise ValueError(f"{file}: not a readable .npy array: {error}") from error
     is_array = isinstance(array, np.ndarray)
     if not is_array or array.dtype not in dtypes or array.ndim not in [len(shape.split()) for shape in shapes]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import stat
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+# The formats of these suffixes, and no others: Pillow would pass PostScript on to Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_ASPECT_RATIO = 200
 MAX_PIXELS = 100_000_000  # larger images are treated as decompression bombs
 
@@ -30,6 +33,8 @@ class ImageFile:
 
     def content(self) -> bytes:
         try:
+            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would block, a device may have no end
+                raise ValueError(f"{self.path}: not a regular file")
             return self.path.read_bytes()
         except OSError as error:
             raise ValueError(f"{self.path}: cannot read the file: {error.strerror}") from error
@@ -76,10 +81,10 @@ def content_checksum(source: ImageSource) -> bytes:
     """SHA-256 of an image file; files are read once per process, unless they change."""
     if isinstance(source, ImageFile):
         try:
-            stat = source.path.stat()
+            status = source.path.stat()
         except OSError as error:
             raise ValueError(f"{source.path}: cannot read the file: {error.strerror}") from error
-        return _file_checksum(source, stat.st_size, stat.st_mtime_ns)
+        return _file_checksum(source, status.st_size, status.st_mtime_ns)
     return hashlib.sha256(source.content()).digest()
 
 
@@ -93,27 +98,51 @@ def open_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image
     content = source.content()
     if not content:
         raise ValueError(f"{source}: empty file (0 bytes)")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the size is checked below, and odd metadata does not matter
-            return as_rgb(Image.open(io.BytesIO(content)), max_pixels)
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{source}: not an image format that Pillow can read") from error
-    except Image.DecompressionBombError as error:
-        raise ValueError(f"{source}: too many pixels: {error}") from error
-    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
-        raise ValueError(f"{source}: damaged or unsupported image: {error or type(error).__name__}") from error
+    damaged = f"{source}: damaged or unsupported image"  # without the decoder's text: clients of the server see it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the size is checked below, and odd metadata does not matter
+        try:
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        except UnidentifiedImageError as error:
+            raise ValueError(f"{source}: not an image in one of the formats {', '.join(FORMATS)}") from error
+        except Image.DecompressionBombError as error:
+            raise ValueError(f"{source}: too many pixels: at most {max_pixels:,} are allowed") from error
+        except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+            raise ValueError(damaged) from error
+        rejection = _rejection(image, max_pixels)
+        if rejection is not None:
+            raise ValueError(f"{source}: {rejection}")
+        try:
+            return _to_rgb(image)
+        except Exception as error:
+            raise ValueError(damaged) from error
 
 
-def as_rgb(image: Image.Image, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def as_rgb(image: Image.Image) -> Image.Image:
     """Check size and aspect ratio, apply the EXIF orientation and convert to RGB."""
+    rejection = _rejection(image, MAX_PIXELS)
+    if rejection is not None:
+        raise ValueError(rejection)
+    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    return image if is_upright and image.mode == "RGB" else _to_rgb(image.copy())
+
+
+def _rejection(image: Image.Image, max_pixels: int) -> str | None:
+    """Return why an image is not accepted, before its pixels are decoded."""
     width, height = image.size
     if width * height > max_pixels:
-        raise ValueError(f"{width} x {height} pixels: at most {max_pixels:,} pixels are allowed")
+        return f"{width} x {height} pixels: at most {max_pixels:,} pixels are allowed"
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        raise ValueError(f"{width} x {height} pixels: the aspect ratio must be at most {MAX_ASPECT_RATIO}")
+        return f"{width} x {height} pixels: the aspect ratio must be at most {MAX_ASPECT_RATIO}"
     if image.mode == "F":
-        raise ValueError("float images (mode F) are not supported: the value range is unknown")
+        return "float images (mode F) are not supported: the value range is unknown"
+    return None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image of the caller's own: it is changed in place, since each copy of a large one takes 200 MB."""
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to 255
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-    return ImageOps.exif_transpose(image).convert("RGB")
+    ImageOps.exif_transpose(image, in_place=True)
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")

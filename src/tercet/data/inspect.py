@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from tercet.data.formats.precomp import first_unequal_row
 from tercet.data.image_io import ImageSource, open_image
 from tercet.data.prefetch import prefetch
 from tercet.data.text.tokenizer import tokenize
+from tercet.progress import SILENT, Bar, Progress
 
 MAX_EXAMPLES = 3
 
@@ -47,22 +48,18 @@ class DatasetSummary:
     """Split, image, captions."""
 
 
-ProgressCallback = Callable[[str, int], Callable[[int], None]]
-"""Starts a progress bar with a title and a total; returns the function that advances it."""
-
-
-def summarise(data: DataSet, progress: ProgressCallback = lambda title, total: lambda items: None) -> DatasetSummary:
+def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
     """Summarise a dataset. Decodes every image and reads every feature."""
     summary = DatasetSummary(errors=list(data.skipped))
     contents: dict[str, dict[str, Counter[str]]] = {}
     for name, split in data.splits.items():
         contents[name] = {"image names": Counter(split.image_names), "captions": Counter(split.texts)}
         if split.image_files is not None:
-            advance = progress(f"images of {name}", len(split.image_files))
-            contents[name]["images"] = _check_images(name, split, summary, advance)
+            bar = progress.bar(f"images of {name}", len(split.image_files))
+            contents[name]["images"] = _check_images(name, split, summary, bar)
         if split.features is not None:
-            advance = progress(f"features of {name}", len(split.features))
-            contents[name]["feature rows"] = _check_features(name, split.features, summary, advance)
+            bar = progress.bar(f"features of {name}", len(split.features))
+            contents[name]["feature rows"] = _check_features(name, split.features, summary, bar)
         for rows in (split.boxes, split.caption_features):
             if rows is not None:
                 summary.errors += _nonfinite_errors(rows, rows.nonfinite_items())
@@ -94,7 +91,7 @@ def _shape(rows: FeatureArray | None) -> str:
     return f"{' x '.join(map(str, rows.shape))} {rows.dtype}{lengths}"
 
 
-def _check_images(name: str, split: Split, summary: DatasetSummary, advance: Callable[[int], None]) -> Counter[str]:
+def _check_images(name: str, split: Split, summary: DatasetSummary, bar: Bar) -> Counter[str]:
     """Decode all images; return how often each file content occurs."""
 
     def check(image_file: ImageSource) -> tuple[str, str | None]:
@@ -107,7 +104,7 @@ def _check_images(name: str, split: Split, summary: DatasetSummary, advance: Cal
     assert split.image_files is not None
     counts: Counter[str] = Counter()
     for checksum, error in prefetch(check, split.image_files, workers=os.cpu_count() or 1):
-        advance(1)
+        bar.advance()
         if error is None:
             counts[checksum] += 1
         else:
@@ -116,9 +113,7 @@ def _check_images(name: str, split: Split, summary: DatasetSummary, advance: Cal
     return counts
 
 
-def _check_features(
-    name: str, rows: FeatureArray, summary: DatasetSummary, advance: Callable[[int], None]
-) -> Counter[str]:
+def _check_features(name: str, rows: FeatureArray, summary: DatasetSummary, bar: Bar) -> Counter[str]:
     """Read all rows; return how often each occurs."""
     counts: Counter[str] = Counter()
     zero_rows = 0
@@ -127,7 +122,7 @@ def _check_features(
         summary.errors += _nonfinite_errors(rows, (start + np.flatnonzero(bad)).tolist())
         zero_rows += int((~block.reshape(len(block), -1).any(axis=1)).sum())
         counts.update(hashlib.sha256(row.tobytes()).hexdigest() for row in block)
-        advance(len(block))
+        bar.advance(len(block))
     if zero_rows:
         summary.warnings.append(f"{name}: {zero_rows} all-zero feature rows")
     if len(rows.arrays) == 1 and rows.index is not None and rows.copies is not None:

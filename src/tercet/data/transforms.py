@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from tercet.data.image_io import ImageFiles, content_checksum
+from tercet.hub import hub_options
 
 Crop = Literal["none", "area", "half", "sides"]
 """Random crop of training images, with a horizontal flip half of the time: `area` crops 8 to 100 % of the area at an
@@ -119,7 +120,9 @@ def pretrained_transform(name: str) -> TransformSettings:
     except ImportError as error:
         raise ValueError("pretrained models need transformers: pip install 'tercet[hf]'") from error
     try:
-        config: dict[str, Any] = AutoImageProcessor.from_pretrained(name, trust_remote_code=False).to_dict()
+        config: dict[str, Any] = AutoImageProcessor.from_pretrained(
+            name, trust_remote_code=False, **hub_options(name)
+        ).to_dict()
     except (OSError, ValueError) as error:
         raise ValueError(f"{name}: cannot read its image preprocessing configuration: {error}") from error
     size, crop = config.get("size") or {}, config.get("crop_size") or {}

@@ -11,10 +11,9 @@ from tercet.evaluation.blocked_similarity import (
     tiles_of_embeddings,
     tiles_of_matrix,
 )
-from tercet.evaluation.evaluator import evaluate, evaluate_embeddings, evaluate_tiles
-from tercet.evaluation.positives import PositivePairs, Positives
-from tercet.evaluation.protocols import PROTOCOLS, Evaluation
+from tercet.evaluation.evaluator import PROTOCOLS, Evaluation, evaluate, evaluate_embeddings, evaluate_tiles
 from tercet.evaluation.ranks import Ranks, RankTable, rank_positives
+from tercet.types import PositivePairs, Positives
 
 __all__ = [
     "PROTOCOLS",

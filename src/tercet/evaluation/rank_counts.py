@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.evaluation.blocked_similarity import Tiles
-from tercet.evaluation.positives import Items, PositivePairs
+from tercet.types import Items, PositivePairs
 
 # A strip fits in the cache of a core. Boolean bytes are summed eight at a time as 64-bit words, so a strip may have at
 # most 255 rows and 255 words.

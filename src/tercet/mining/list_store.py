@@ -1,11 +1,14 @@
 """Memory-mapped .npy files of the lists of one direction while they are being filled."""
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from tercet.storage import allocated_array
 
 FILES = ("", np.int32), ("_similarity", np.float32)  # suffix of the file name and dtype: candidates, similarities
 
@@ -19,17 +22,36 @@ class ListStore:
         self.k = k
         files = [(folder / f"{direction}{suffix}.npy", dtype) for suffix, dtype in FILES]
         self.created = not all(_is_complete(file, (anchors, k), dtype) for file, dtype in files)
-        mode: Literal["w+", "r+"] = "w+" if self.created else "r+"
         self.arrays = [
-            np.lib.format.open_memmap(file, mode=mode, dtype=dtype, shape=(anchors, k)) for file, dtype in files
+            allocated_array(file, dtype, (anchors, k))
+            if self.created
+            else np.lib.format.open_memmap(file, mode="r+", dtype=dtype, shape=(anchors, k))
+            for file, dtype in files
         ]
+        self._digests = [hashlib.sha256() for _ in self.arrays]
+
+    def resume(self, done: int, checksums: Sequence[str]) -> bool:
+        """Whether the lists of the first `done` anchors are those that were written; if not, they are made again."""
+        self._digests = [hashlib.sha256(np.ascontiguousarray(array[:done]).data) for array in self.arrays]
+        intact = 0 <= done <= len(self.arrays[0]) and self.checksums() == list(checksums)
+        if not intact:
+            self._digests = [hashlib.sha256() for _ in self.arrays]
+        return intact
+
+    def checksums(self) -> list[str]:
+        """SHA-256 of the candidates and of the similarities that were written so far."""
+        return [digest.hexdigest() for digest in self._digests]
 
     def write(
         self, rows: slice, candidate: Int[Tensor, "anchor k"], similarity: Float[Tensor, "anchor k"], *, skip: int
     ) -> int:
-        """Write lists without their first `skip` ranks; return how many entries that excluded."""
-        for array, values in zip(self.arrays, (candidate, similarity), strict=True):
+        """Write the lists that follow those written before, without their first `skip` ranks.
+
+        Return how many entries that excluded.
+        """
+        for array, digest, values in zip(self.arrays, self._digests, (candidate, similarity), strict=True):
             array[rows] = values[:, skip : skip + self.k].numpy()
+            digest.update(np.ascontiguousarray(array[rows]).data)
         return int((candidate[:, :skip] >= 0).sum())
 
     def flush(self) -> None:
@@ -56,6 +78,6 @@ def fill_empty_lists(
 def _is_complete(file: Path, shape: tuple[int, int], dtype: type) -> bool:
     try:
         array = np.load(file, mmap_mode="r")  # read only: opened for writing, numpy would pad a short file with zeros
-    except (OSError, ValueError, EOFError):
+    except Exception:  # numpy raises exceptions of many kinds for damaged headers
         return False
     return bool(array.shape == shape and array.dtype == dtype)

@@ -2,7 +2,7 @@
 
 A block of images is compared with all captions before the next one: the lists of its images are then final and are
 written to disk; the lists of the captions are final after the last block. Their current state is saved at intervals,
-with the index of the next block.
+with the index of the next block and the checksums of what is on disk: what is damaged is mined again.
 """
 
 import json
@@ -26,8 +26,19 @@ from tercet.mining.filters import ExcludedPairs, FalseNegativeFilters, excluded_
 from tercet.mining.list_store import ListStore, fill_empty_lists
 from tercet.mining.rerank_lists import rerank_lists
 from tercet.mining.topk import RunningTopK
+from tercet.progress import SILENT, Progress
 from tercet.similarity import SplitScorer
-from tercet.storage import FORMAT_VERSION, LOCK, atomic_path, check_format, resumable_directory, sha256_of, write_json
+from tercet.storage import (
+    FORMAT_VERSION,
+    LOCK,
+    atomic_path,
+    check_format,
+    resumable_directory,
+    seal,
+    sealed_content,
+    sha256_of,
+    write_json,
+)
 
 BLOCK_CAPTIONS = 8192  # with 1,024 images a block has 32 MB of similarities
 PROGRESS = "progress.safetensors"
@@ -65,10 +76,6 @@ class MiningConfig:
         return lengths[0], lengths[1]
 
 
-Advance = Callable[[int, int], None]
-"""Progress callback: (images done, images in total)."""
-
-
 def mine(
     make_scorer: Callable[[Path], SplitScorer],
     data: PairedData,
@@ -78,7 +85,7 @@ def mine(
     *,
     shortlist: MinedTable | None = None,
     previous: MinedTable | None = None,
-    advance: Advance = lambda done, total: None,
+    progress: Progress = SILENT,
     save_interval: float = SAVE_INTERVAL,
 ) -> bool:
     """Write the table to `target`; return False if it exists already, for the same model, data and config.
@@ -104,9 +111,9 @@ def mine(
             shutil.copyfile(config.filters.pairs, unfinished / PAIRS)
         split_scorer = make_scorer(unfinished)
         if shortlist is None:
-            counts = _mine_all_pairs(split_scorer, data, unfinished, config, excluded, advance, save_interval)
+            counts = _mine_all_pairs(split_scorer, data, unfinished, config, excluded, progress, save_interval)
         else:
-            counts = rerank_lists(split_scorer, data, unfinished, config, excluded, shortlist, advance)
+            counts = rerank_lists(split_scorer, data, unfinished, config, excluded, shortlist, progress)
         empty = _count_empty(unfinished)
         if previous is not None:
             fill_empty_lists(unfinished, I2T, previous.captions, previous.caption_similarity)
@@ -121,7 +128,7 @@ def _mine_all_pairs(
     folder: Path,
     config: MiningConfig,
     excluded: ExcludedPairs,
-    advance: Advance,
+    progress: Progress,
     save_interval: float,
 ) -> dict[str, int]:
     """Fill the lists of both directions from all blocks of S; return the counts of excluded pairs."""
@@ -130,9 +137,10 @@ def _mine_all_pairs(
     caps = similarity_caps(split_scorer, data, config.filters)
     caption_lists, start, over = RunningTopK(captions, j), 0, [0, 0, 0]
     store = ListStore(folder, I2T, images, k - skip)
-    if (folder / PROGRESS).is_file() and not store.created:
-        start, over = _restore(folder / PROGRESS, caption_lists)
-    advance(start, images)
+    if not store.created:
+        start, over = _restore(folder / PROGRESS, caption_lists, store)
+    bar = progress.bar("mining", images)
+    bar.update(start)
     last_save = time.monotonic()
     for top in range(start, images, split_scorer.block_rows):
         rows = slice(top, min(top + split_scorer.block_rows, images))
@@ -148,9 +156,9 @@ def _mine_all_pairs(
         over[2] += store.write(rows, *image_lists.result(), skip=skip)
         if time.monotonic() - last_save >= save_interval:
             store.flush()
-            _save(folder / PROGRESS, caption_lists, rows.stop, over)
+            _save(folder / PROGRESS, caption_lists, store, rows.stop, over)
             last_save = time.monotonic()
-        advance(rows.stop, images)
+        bar.update(rows.stop)
     store.flush()
     store = ListStore(folder, T2I, captions, j - skip)
     over[2] += store.write(slice(0, captions), *caption_lists.result(), skip=skip)
@@ -166,19 +174,29 @@ def _apply_cap(block: Float[Tensor, "image caption"], cap: Tensor | None, over: 
     return block.masked_fill(too_similar, -torch.inf)
 
 
-def _save(file: Path, caption_lists: RunningTopK, done: int, over: list[int]) -> None:
+def _save(file: Path, caption_lists: RunningTopK, store: ListStore, done: int, over: list[int]) -> None:
+    """Save the position, with the checksums of the lists on disk up to there."""
     from safetensors.torch import save_file
 
+    checksums = [torch.tensor(list(bytes.fromhex(checksum)), dtype=torch.uint8) for checksum in store.checksums()]
+    state = caption_lists.state() | {"done": torch.tensor([done, *over]), "lists": torch.stack(checksums)}
     with atomic_path(file) as temporary:
-        save_file(caption_lists.state() | {"done": torch.tensor([done, *over])}, temporary)
+        save_file(state, temporary)
+        seal(temporary)
 
 
-def _restore(file: Path, caption_lists: RunningTopK) -> tuple[int, list[int]]:
-    from safetensors.torch import load_file
+def _restore(file: Path, caption_lists: RunningTopK, store: ListStore) -> tuple[int, list[int]]:
+    """Return the next image and the counts so far; from the start if anything on disk is missing or damaged."""
+    from safetensors.torch import load
 
-    state = load_file(file)
-    caption_lists.restore(state)
+    content = sealed_content(file)
+    if content is None:
+        return 0, [0, 0, 0]
+    state = load(content)
     done, *over = state["done"].tolist()
+    if not store.resume(done, [bytes(checksum.tolist()).hex() for checksum in state["lists"]]):
+        return 0, [0, 0, 0]
+    caption_lists.restore(state)
     return done, over
 
 

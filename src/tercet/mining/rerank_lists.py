@@ -1,7 +1,7 @@
 """Re-rank the mined lists of a fast model with a slow one, for models too slow to compare all pairs."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ from tercet.data.hard_negatives import I2T, T2I, MinedTable
 from tercet.mining.filters import ExcludedPairs, excluded_counts, similarity_caps
 from tercet.mining.list_store import ListStore
 from tercet.mining.topk import NO_ITEM
+from tercet.progress import Progress
 from tercet.similarity import SplitScorer
-from tercet.storage import write_json
+from tercet.storage import atomic_path, seal, sealed_content
 
 if TYPE_CHECKING:
     from tercet.mining.mine import MiningConfig
@@ -31,7 +32,7 @@ def rerank_lists(
     config: "MiningConfig",
     excluded: ExcludedPairs,
     shortlist: MinedTable,
-    advance: Callable[[int, int], None],
+    progress: Progress,
 ) -> dict[str, int]:
     """Re-rank the lists of both directions in batches, resuming after the last finished one; return excluded counts."""
     caps = similarity_caps(split_scorer, data, config.filters)
@@ -41,12 +42,11 @@ def rerank_lists(
         ListStore(folder, direction, len(lists), min(k + skip, lists.shape[1]) - skip)
         for direction, lists, k in directions
     ]
-    if any(store.created for store in stores):  # the progress refers to files that no longer exist
-        (folder / PROGRESS).unlink(missing_ok=True)
-    progress = _read_progress(folder / PROGRESS)
+    position = _read_progress(folder / PROGRESS, stores)
+    bar = progress.bar("re-ranking lists", total)
     for direction, (store, (_, lists, _)) in enumerate(zip(stores, directions, strict=True)):
         step = max(1, BATCH_PAIRS // lists.shape[1])
-        for start in range(progress["done"][direction], len(lists), step):
+        for start in range(position["done"][direction], len(lists), step):
             rows = slice(start, min(start + step, len(lists)))
             candidate = torch.from_numpy(lists[rows]).long().sort(dim=1).values  # ties go to the lowest index
             anchor = torch.arange(rows.start, rows.stop)[:, None].expand_as(candidate)
@@ -56,14 +56,14 @@ def rerank_lists(
             similarity[excluded.contains(image, caption, captions)] = -torch.inf
             if caps is not None:
                 too_similar = similarity > caps[direction][anchor[valid]]
-                progress["over"][direction] += int(too_similar.sum())
+                position["over"][direction] += int(too_similar.sum())
                 similarity[too_similar] = -torch.inf
-            progress["over"][2] += store.write(rows, *_sorted_lists(candidate, valid, similarity), skip=skip)
+            position["over"][2] += store.write(rows, *_sorted_lists(candidate, valid, similarity), skip=skip)
             store.flush()
-            progress["done"][direction] = rows.stop
-            write_json(folder / PROGRESS, progress)
-            advance(sum(progress["done"]), total)
-    return excluded_counts(excluded, config.filters, progress["over"])
+            position["done"][direction] = rows.stop
+            _write_progress(folder / PROGRESS, position, stores)
+            bar.update(sum(position["done"]))
+    return excluded_counts(excluded, config.filters, position["over"])
 
 
 def _sorted_lists(
@@ -75,9 +75,27 @@ def _sorted_lists(
     return candidate.gather(1, order).masked_fill(similarity == -torch.inf, NO_ITEM).int(), similarity
 
 
-def _read_progress(file: Path) -> dict[str, list[int]]:
-    """`done`: finished rows per direction; `over`: pairs excluded by margin (i2t, t2i) and entries skipped."""
-    if not file.is_file():
-        return {"done": [0, 0], "over": [0, 0, 0]}
-    content: dict[str, list[int]] = json.loads(file.read_text(encoding="utf-8"))
-    return content
+def _write_progress(file: Path, position: dict[str, list[int]], stores: Sequence[ListStore]) -> None:
+    with atomic_path(file) as temporary:
+        content = position | {"checksums": [store.checksums() for store in stores]}
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        seal(temporary)
+
+
+def _read_progress(file: Path, stores: Sequence[ListStore]) -> dict[str, list[int]]:
+    """`done`: finished rows per direction; `over`: pairs excluded by margin (i2t, t2i) and entries skipped.
+
+    From the start if the lists or the position are missing or damaged.
+    """
+    start = {"done": [0, 0], "over": [0, 0, 0]}
+    content = sealed_content(file)
+    if content is None or any(store.created for store in stores):
+        return start
+    position = json.loads(content)
+    checksums = position.pop("checksums")
+    resumed = [store.resume(*found) for store, *found in zip(stores, position["done"], checksums, strict=True)]
+    if all(resumed):
+        return dict(position)
+    for store in stores:
+        store.resume(0, [])
+    return start

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tercet import similarity
 from tercet.interfaces import ImageFeatures, SystemSpec, TextFeatures
 from tercet.models.parts.backbone import config_of, hugging_face_model
 from tercet.models.parts.masking import checked_lengths, l2_normalize, length_mask
@@ -70,7 +69,7 @@ class CLIP(nn.Module):
         self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
         """Cosines: scale and bias would not change the ranking."""
-        return similarity.dot_products(encoded_images, encoded_captions)
+        return encoded_images @ encoded_captions.T
 
     def scale_and_bias(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | None]:
         """The learned scale and bias that the published loss applies to cosines; the bias is None for CLIP."""

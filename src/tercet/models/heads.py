@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tercet import similarity
 from tercet.interfaces import SystemSpec
 from tercet.models.cpu_kernels.sparse_linear import Projection, l2_normalize_rows
 from tercet.models.parts.gpo import GPO
@@ -52,7 +51,7 @@ class Heads(nn.Module):
     def similarity(
         self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
-        return similarity.dot_products(encoded_images, encoded_captions)
+        return encoded_images @ encoded_captions.T
 
 
 class _Head(nn.Module):

@@ -14,7 +14,7 @@ from tercet.models.vsrn import VSRN
 from tercet.models.xvlm import XVLM
 from tercet.names import suggest
 from tercet.plugins import from_entry_point, from_file, installed, is_file_name
-from tercet.recipes import RECIPES, training_values
+from tercet.recipes import RECIPES, TRAINING
 
 SIZE_SETTINGS = ("vocab_size", "layers", "caption_length")  # besides those that end in dim
 MAX_SIZE = 10_000_000
@@ -75,7 +75,7 @@ def learns_scale(name: str) -> bool:
 def training_defaults(name: str, training_round: int = 1) -> dict[str, Any]:
     """Training settings of a system or recipe: those of the paper, or of the model's own `spec`."""
     if name in SYSTEMS or name in RECIPES:
-        return training_values(name, training_round)
+        return TRAINING[training_round][name]
     return dict(system_of(name).spec.training)
 
 

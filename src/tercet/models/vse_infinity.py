@@ -6,7 +6,6 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tercet import similarity
 from tercet.interfaces import SystemSpec
 from tercet.models.parts.backbone import backbone_and_dim, check_image_input, config_of, hugging_face_model
 from tercet.models.parts.gpo import GPO
@@ -92,7 +91,7 @@ class VSEInfinity(nn.Module):
     def similarity(
         self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
-        return similarity.dot_products(encoded_images, encoded_captions)
+        return encoded_images @ encoded_captions.T
 
 
 class PooledRegionEncoder(nn.Module):

@@ -84,8 +84,9 @@ class VSEPP(nn.Module):
     def similarity(
         self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
-        measure = similarity.dot_products if self.dot_product else similarity.order
-        return measure(encoded_images, encoded_captions)
+        if self.dot_product:
+            return encoded_images @ encoded_captions.T
+        return similarity.order(encoded_images, encoded_captions)
 
     def similarity_of_pairs(
         self, encoded_images: Float[Tensor, "pair embed_dim"], encoded_captions: Float[Tensor, "pair embed_dim"]

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from tercet import similarity
 from tercet.interfaces import SystemSpec
 from tercet.models.parts.gru_text_encoder import WordGRU
 from tercet.models.parts.masking import (
@@ -131,7 +130,7 @@ class VSRN(nn.Module):
     def similarity(
         self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
-        return similarity.dot_products(encoded_images, encoded_captions)
+        return encoded_images @ encoded_captions.T
 
 
 class RegionGraph(nn.Module):

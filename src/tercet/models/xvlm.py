@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from tercet import similarity
 from tercet.interfaces import SystemSpec
 from tercet.models.parts.backbone import Backbone, config_of, hugging_face_model
 from tercet.models.parts.masking import check_lengths, checked_lengths, l2_normalize, length_mask
@@ -97,7 +96,7 @@ class XVLM(nn.Module):
     def similarity(
         self, encoded_images: Float[Tensor, "image embed_dim"], encoded_captions: Float[Tensor, "caption embed_dim"]
     ) -> Similarity:
-        return similarity.dot_products(encoded_images, encoded_captions)
+        return encoded_images @ encoded_captions.T
 
     def scale_and_bias(self) -> tuple[Float[Tensor, ""], None]:
         """The inverse of the learned temperature, for objectives that have one; no bias."""

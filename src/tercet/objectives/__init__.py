@@ -1,6 +1,26 @@
 """Objectives: (S, positives) -> pair gradient G. Independent of models, devices and files."""
 
+from tercet.objectives.aoq import AOQ
 from tercet.objectives.base import RowObjective
-from tercet.objectives.registry import AOQ_OBJECTIVES, OBJECTIVES, objective
+from tercet.objectives.goal.cells import Goal
+from tercet.objectives.hardest_triplet import HardestTriplet
+from tercet.objectives.nt_xent import NTXent
+from tercet.objectives.registry import AOQ_OBJECTIVES, OBJECTIVES, ObjectiveLike, objective
+from tercet.objectives.sigmoid import Sigmoid
+from tercet.objectives.smooth_ap import SmoothAP
+from tercet.objectives.triplet import Triplet
 
-__all__ = ["AOQ_OBJECTIVES", "OBJECTIVES", "RowObjective", "objective"]
+__all__ = [
+    "AOQ",
+    "AOQ_OBJECTIVES",
+    "OBJECTIVES",
+    "Goal",
+    "HardestTriplet",
+    "NTXent",
+    "ObjectiveLike",
+    "RowObjective",
+    "Sigmoid",
+    "SmoothAP",
+    "Triplet",
+    "objective",
+]

@@ -27,6 +27,7 @@ from tercet.objectives.inputs import (
     at_least_float32,
     hardest_negative,
     hinge,
+    is_distributed,
     require_numbers,
     require_one_of,
     require_positive,
@@ -158,7 +159,7 @@ class AOQ(RowObjective):
         if mined is None:
             raise self._needs_mined()
         batch = EmbeddedBatch.of(images, captions, owners, image_ids, caption_ids, scale, bias)
-        if distributed.in_use():
+        if is_distributed():
             mined = distributed.all_gather_rows(mined[0]), distributed.all_gather_rows(mined[1])
         similarity = MinedEmbeddings(*mined).similarity(batch)
         # On a small batch the dense S is cheaper than lists of pairs.

@@ -5,15 +5,15 @@ It adds both directions, the reduction, masks and ids, the differentiable scalar
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tercet.objectives.inputs import (
+    Default,
     Reduction,
     Rows,
     as_rows,
@@ -21,9 +21,11 @@ from tercet.objectives.inputs import (
     hinge_of_hardest,
     query_weights,
     require_one_of,
+    warn_of_embeddings,
 )
-from tercet.objectives.streaming.autograd import EmbeddingGradient, streamed_scalar, without_autocast
+from tercet.objectives.streaming.autograd import NO_SECOND, EmbeddingGradient, streamed_scalar, without_autocast
 from tercet.objectives.streaming.tiles import TILE_SIZE, EmbeddedBatch, TiledSimilarity
+from tercet.single_backward import single_backward
 from tercet.types import PairGradient, PairMask, Similarity
 
 MONITOR_MARGIN = 0.2
@@ -85,10 +87,22 @@ class RowObjective(ABC):
         the automatic choice; values and gradients are the same. Under torch.distributed every rank must make this call:
         embeddings and ids of all ranks are gathered into one batch.
         """
+        self._check_scale(scale, bias)
         batch = EmbeddedBatch.of(images, captions, owners, image_ids, caption_ids, scale, bias)
+        warn_of_embeddings(batch.images, batch.captions, batch.ids, paired_by_rows=batch.paired_by_rows)
         if self._is_streamed(batch, streamed):
             return streamed_scalar(self, batch)
         return self.on_similarity(batch.similarity(), None if batch.paired_by_rows else batch.positives())
+
+    def _check_scale(self, scale: float | Tensor | None, bias: float | Tensor | None) -> None:
+        """`scale` and `bias` would be combined with a default temperature and bias that the caller may not know of."""
+        for name, given, setting, neutral in (("scale", scale, "temperature", 1.0), ("bias", bias, "bias", 0.0)):
+            value = getattr(self, setting, None)
+            if given is not None and isinstance(value, Default):
+                raise ValueError(
+                    f"{self.name} has {setting}={value:g} by default, which {name}= would be combined with: name it, "
+                    f"tercet.objective({self.name!r}, {setting}={neutral}) for {name} alone"
+                )
 
     def _is_streamed(self, batch: EmbeddedBatch, streamed: bool | None) -> bool:
         """Whether S is computed in tiles: as the caller says, or where that is faster or needed for memory."""
@@ -169,12 +183,27 @@ class RowObjective(ABC):
         return type(self).diagonal_value is not RowObjective.diagonal_value
 
     @property
+    def states(self) -> tuple[Any, ...]:
+        """Parts of a user's objective with `state_dict` and `load_state_dict`; parameters of modules are trained."""
+        return ()
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All settings by name; for registered objectives, `tercet.objective(o.name, **o.settings) == o`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.init and field.kw_only}
 
+    def with_settings(self, **settings: Any) -> "RowObjective":
+        """The same objective with other settings."""
+        return replace(self, **settings)
+
+    @property
+    def changed_settings(self) -> dict[str, Any]:
+        """The settings that differ from their defaults."""
+        defaults = self._defaults()
+        return {key: value for key, value in self.settings.items() if key not in defaults or value != defaults[key]}
+
     def __repr__(self) -> str:
-        changed = [f"{key}={value!r}" for key, value in self.settings.items() if value != self._defaults()[key]]
+        changed = [f"{key}={value!r}" for key, value in self.changed_settings.items()]
         return f"tercet.objective({', '.join([repr(self.name), *changed])})"
 
     def _defaults(self) -> dict[str, Any]:
@@ -214,8 +243,13 @@ def row_monitor(rows: Rows) -> Float[Tensor, " anchor"]:
 
 
 def weights_of(rows: Rows, reduction: Reduction) -> Float[Tensor, " anchor"]:
-    """The weight of each anchor in the scalar and in the gradient."""
-    return query_weights(rows.positives.any(dim=1), reduction, rows.similarity.dtype)
+    """The weight of each anchor in the scalar and in the gradient; NaN if one of its similarities is NaN.
+
+    Comparisons with NaN are false, so that hinges of a diverged model would look satisfied.
+    """
+    weights = query_weights(rows.positives.any(dim=1), reduction, rows.similarity.dtype)
+    is_nan = rows.similarity.isnan().any(dim=1)
+    return torch.where(is_nan & (weights > 0), torch.nan, weights)
 
 
 class _InjectGradient(torch.autograd.Function):
@@ -224,13 +258,13 @@ class _InjectGradient(torch.autograd.Function):
     # forward takes ctx: a separate setup_context makes every call several times slower.
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, scalar: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
+        ctx.save_for_backward(gradient, similarity)  # S only to tell that a second derivative depends on it
         ctx.dtype = similarity.dtype
         return scalar.clone()
 
     @staticmethod
-    @once_differentiable  # G is a constant here, so a second derivative would be wrong
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
         # Scale in the precision of the gradient, then round once to the dtype of S.
-        (gradient,) = ctx.saved_tensors
+        gradient, _ = ctx.saved_tensors
         return (upstream * gradient).to(ctx.dtype), None, None

@@ -1,5 +1,9 @@
-"""User-defined objectives: a gradient function, three weight functions, or any torch loss on S."""
+"""User-defined objectives: a gradient function, three weight functions, or any torch loss on S.
 
+Keyword parameters of a function with a number, text, boolean or None as default are its settings.
+"""
+
+import copy
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,30 +15,57 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tercet.in_memory import name_of
+from tercet.names import suggest
 from tercet.objectives.base import RowObjective
 from tercet.objectives.hardest_triplet import TripletObjective, Triplets
 from tercet.objectives.inputs import Rows, as_rows
 from tercet.types import PairGradient, PairMask, Similarity
 
 Function = Callable[..., Any]
+SPLIT_TOLERANCE = 1e-4  # of the largest entry of G, up to which a loss counts as a sum over queries
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CustomGradient(RowObjective):
+class FunctionObjective(RowObjective):
+    """An objective of a user's function; its settings are the keyword parameters of the function, and `reduction`."""
+
+    function: Function = field(kw_only=False)
+    arguments: tuple[tuple[str, Any], ...] = field(default=(), kw_only=False)
+    """Values of all its keyword parameters that are settings."""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.function)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | dict(self.arguments)
+
+    def with_settings(self, **settings: Any) -> RowObjective:
+        return custom_objective(self.function, **self.settings | settings)
+
+    def _defaults(self) -> dict[str, Any]:
+        return super()._defaults() | keyword_settings(self.function)
+
+    @property
+    def states(self) -> tuple[Any, ...]:
+        return _states(self.function)
+
+    def call(self, rows: Rows) -> Any:
+        return _call(self.function, rows, dict(self.arguments))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class CustomGradient(FunctionObjective):
     """`function(S, positives) -> G` with rows as anchors, before reduction; an `ignored` parameter gets that mask."""
 
     has_value = False
 
-    function: Function = field(kw_only=False)
-
-    @property
-    def name(self) -> str:
-        return _name_of(self.function)
-
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         # Gradients are enabled, as in the trial call of custom_objective: the function may use autograd itself.
         with torch.enable_grad():
-            gradient = _call(self.function, rows._replace(similarity=rows.similarity.detach())).detach()
+            gradient = self.call(rows._replace(similarity=rows.similarity.detach())).detach()
         if gradient.shape != rows.similarity.shape:
             raise ValueError(
                 f"{self.name} returned shape {tuple(gradient.shape)} for similarity {tuple(rows.similarity.shape)}: "
@@ -57,7 +88,11 @@ class CustomWeights(TripletObjective):
 
     @property
     def name(self) -> str:
-        return "/".join(map(_name_of, (self.triplet_weight, self.positive_weight, self.negative_weight)))
+        return "/".join(map(name_of, (self.triplet_weight, self.positive_weight, self.negative_weight)))
+
+    @property
+    def states(self) -> tuple[Any, ...]:
+        return _states(self.triplet_weight, self.positive_weight, self.negative_weight)
 
     def pull_and_push(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
         weight, positive, negative = self.weights(triplets)
@@ -69,19 +104,15 @@ class CustomWeights(TripletObjective):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class CustomLoss(RowObjective):
-    """`function(S, positives) -> scalar`, a loss of both directions: autograd gives G, each direction is half of it.
+class CustomLoss(FunctionObjective):
+    """`function(S, positives) -> scalar`, a loss of both directions: autograd gives G.
 
-    The loss has its own reduction and may have trainable parameters; `reduction` applies to the monitor only.
+    The loss has its own reduction and may have trainable parameters; `reduction` applies to the monitor only. Where the
+    loss is a sum over queries, its two directions are found by calling it on one query at a time: the other side of a
+    single image has no negatives. A loss that is no such sum has no directions: each is then half of G.
     """
 
     has_value = True
-
-    function: Function = field(kw_only=False)
-
-    @property
-    def name(self) -> str:
-        return _name_of(self.function)
 
     def on_similarity(
         self,
@@ -97,30 +128,58 @@ class CustomLoss(RowObjective):
         positives: PairMask | None = None,
         ignored: PairMask | None = None,
     ) -> Float[Tensor, ""]:
-        loss: Tensor = _call(self.function, as_rows(similarity, positives, ignored))
+        loss: Tensor = self.call(as_rows(similarity, positives, ignored))
         return loss
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         with torch.enable_grad():
             similarity = rows.similarity.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(_call(self.function, rows._replace(similarity=similarity)), similarity)
+            (gradient,) = torch.autograd.grad(self.call(rows._replace(similarity=similarity)), similarity)
         return gradient if rows.ignored is None else gradient.masked_fill(rows.ignored, 0.0)
 
+    def pair_gradient(
+        self,
+        similarity: Similarity,
+        positives: PairMask | None = None,
+        ignored: PairMask | None = None,
+    ) -> PairGradient:
+        return self.row_gradient(as_rows(similarity, positives, ignored)).to(similarity.dtype)
+
     def _directions(self, rows: Rows) -> tuple[PairGradient, PairGradient]:
-        half = 0.5 * self.row_gradient(rows)
-        return half, half
+        gradient = self.row_gradient(rows)
+        return self._query_gradients(rows, gradient) or (0.5 * gradient, 0.5 * gradient)
+
+    def _query_gradients(self, rows: Rows, gradient: PairGradient) -> tuple[PairGradient, PairGradient] | None:
+        """The parts of the gradient of image and of caption queries; None if the loss is not a sum over queries."""
+        try:
+            i2t = torch.cat([self._single(rows, image=i) for i in range(len(gradient))])
+            t2i = torch.cat([self._single(rows, caption=j) for j in range(gradient.shape[1])], dim=1)
+        except (ValueError, RuntimeError, IndexError, TypeError):  # a loss for square matrices only
+            return None
+        # One factor for all queries of a direction, by least squares: a mean divides by their number.
+        parts, wanted = torch.stack([i2t.flatten(), t2i.flatten()]).double(), gradient.flatten().double()
+        if not bool(parts.isfinite().all() & wanted.isfinite().all()):
+            return None
+        factors = torch.linalg.pinv(parts @ parts.T, hermitian=True) @ (parts @ wanted)
+        if not bool(((factors @ parts - wanted).abs() <= SPLIT_TOLERANCE * wanted.abs().max()).all()):
+            return None
+        return float(factors[0]) * i2t, float(factors[1]) * t2i
+
+    def _single(self, rows: Rows, *, image: int | None = None, caption: int | None = None) -> PairGradient:
+        """The gradient of the loss on one row or one column."""
+        images, captions = (slice(None) if n is None else slice(n, n + 1) for n in (image, caption))
+        query = rows.map(lambda matrix: matrix[images, captions])
+        return self.row_gradient(query) if bool(query.positives.any()) else torch.zeros_like(query.similarity)
 
 
 def custom_objective(function: Any, **settings: Any) -> RowObjective:
     """Build an objective from a function or three weight functions.
 
-    A function is called once on a 3 x 3 batch, and not again in this process: a gradient returns a matrix, a loss a
-    scalar.
+    A function is called once on a 3 x 3 batch, and not again with the same settings in this process: a gradient returns
+    a matrix, a loss a scalar.
     """
-    unknown = sorted(set(settings) - {"reduction"})
-    if unknown:
-        raise ValueError(f"a user-defined objective has no setting {unknown[0]!r}; it has: reduction")
     if isinstance(function, tuple):
+        _check_names("an objective of three weights", settings, {})
         if len(function) != 3 or not all(callable(weight) for weight in function):
             raise ValueError("user-defined weights must be three functions: T(S_p, S_n), P+(S_p), P-(S_n)")
         weights = CustomWeights(*function, **settings)
@@ -130,51 +189,113 @@ def custom_objective(function: Any, **settings: Any) -> RowObjective:
         raise ValueError(
             f"an objective is a name, a function (S, positives) or three weight functions, got {function!r}"
         )
-    is_gradient = _recall(function)
-    if is_gradient is None:
-        is_gradient = _returns_gradient(function)
-        with suppress(TypeError):  # an object that cannot be hashed or weakly referenced is called again next time
-            _known[function] = is_gradient
-    return CustomGradient(function, **settings) if is_gradient else CustomLoss(function, **settings)
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        function = function()
+    known = keyword_settings(function)
+    _check_names(name_of(function), settings, known)
+    reduction = {name: settings.pop(name) for name in ("reduction",) if name in settings and name not in known}
+    arguments = tuple((known | settings).items())
+    build = CustomGradient if _is_gradient(function, arguments) else CustomLoss
+    return build(function, arguments, **reduction)
 
 
-_known: WeakKeyDictionary[Function, bool] = WeakKeyDictionary()
-"""Functions that were called: True if they return a gradient, False if they return a loss."""
+def keyword_settings(function: Function) -> dict[str, Any]:
+    """Keyword parameters that are settings, with their defaults: all but S, positives, `ignored` and other objects."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {}
+    for parameter in list(_signature(function).parameters.values())[2:]:
+        name, default = parameter.name, parameter.default
+        if parameter.kind not in kinds or name == "ignored":
+            continue
+        if default is inspect.Parameter.empty:
+            raise ValueError(f"{name_of(function)}: its parameter {name!r} needs a default, which is then a setting")
+        if default is None or isinstance(default, (bool, int, float, str)):
+            known[name] = default
+    return known
 
 
-def _recall(function: Function) -> bool | None:
-    try:
-        return _known.get(function)
-    except TypeError:
+def _check_names(name: str, settings: dict[str, Any], known: dict[str, Any]) -> None:
+    allowed = [*known, *(["reduction"] if "reduction" not in known else [])]
+    for setting, value in settings.items():
+        if setting not in allowed:
+            hint = suggest(setting, allowed, cutoff=0.5)
+            raise ValueError(f"{name} has no setting {setting!r}{hint}; it has: {', '.join(allowed)}")
+        kinds = {_kind(known.get(setting)), _kind(value)}
+        if len(kinds) > 1 and None not in kinds:
+            raise ValueError(f"{name}: {setting} must be like its default {known[setting]!r}, got {value!r}")
+
+
+def _kind(value: Any) -> str | None:
+    """Which values are alike: numbers of both types. None if the default does not tell."""
+    if value is None:
         return None
+    return "number" if isinstance(value, (int, float)) and not isinstance(value, bool) else type(value).__name__
 
 
-def _returns_gradient(function: Function) -> bool:
+_known: WeakKeyDictionary[Function, dict[tuple[tuple[str, Any], ...], bool]] = WeakKeyDictionary()
+"""Functions that were called -> arguments -> True if they return a gradient, False if they return a loss."""
+
+
+def _is_gradient(function: Function, arguments: tuple[tuple[str, Any], ...]) -> bool:
+    with suppress(TypeError):  # an object that cannot be hashed or weakly referenced is called again next time
+        answers = _known.setdefault(function, {})
+        if arguments not in answers:
+            answers[arguments] = _returns_gradient(function, arguments)
+        return answers[arguments]
+    return _returns_gradient(function, arguments)
+
+
+def _returns_gradient(function: Function, arguments: tuple[tuple[str, Any], ...]) -> bool:
     """Call the function on a small batch. Raises unless it returns a gradient or a loss."""
-    with torch.enable_grad():
-        sample = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).requires_grad_()
-        returned = _call(function, as_rows(sample, None, None))
+    returned = _trial_call(function, dict(arguments))
     if not isinstance(returned, Tensor) or returned.shape not in ((), (3, 3)):
         got = tuple(returned.shape) if isinstance(returned, Tensor) else type(returned).__name__
         raise ValueError(
-            f"{_name_of(function)}(S, positives) returned {got} for a 3 x 3 similarity: "
+            f"{name_of(function)}(S, positives) returned {got} for a 3 x 3 similarity: "
             "expected a gradient of the same shape (rows as anchors) or a scalar loss"
         )
     if returned.ndim == 0 and not returned.requires_grad:
-        raise ValueError(f"{_name_of(function)} returned a scalar that does not depend on S through autograd")
+        raise ValueError(f"{name_of(function)} returned a scalar that does not depend on S through autograd")
+    _check_repeatable(function, dict(arguments), returned)
     return returned.ndim > 0
 
 
-def _call(function: Function, rows: Rows) -> Any:
-    signature = inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
-    if "ignored" in signature.parameters:
+def _trial_call(function: Function, arguments: dict[str, Any]) -> Any:
+    """Call the function on a 3 x 3 batch. Its random numbers come from a fixed seed, and its state is restored."""
+    states = [(part, copy.deepcopy(part.state_dict())) for part in _states(function)]
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sample = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).requires_grad_()
+        returned = _call(function, as_rows(sample, None, None), arguments)
+    for part, state in states:
+        part.load_state_dict(state)
+    return returned
+
+
+def _check_repeatable(function: Function, arguments: dict[str, Any], returned: Tensor) -> None:
+    """Refuse a function that remembers its calls where nothing could save that: a resumed run would differ."""
+    if _states(function):
+        return
+    again = _trial_call(function, arguments)
+    if not torch.equal(returned.nan_to_num(), again.nan_to_num()):
+        raise ValueError(
+            f"{name_of(function)} returned other values for the same input: it changes between calls, which a resumed "
+            "run would lose; make it a torch.nn.Module with buffers, or give it state_dict() and load_state_dict()"
+        )
+
+
+def _states(*functions: Function) -> tuple[Any, ...]:
+    return tuple(part for part in functions if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"))
+
+
+def _signature(function: Function) -> inspect.Signature:
+    return inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
+
+
+def _call(function: Function, rows: Rows, arguments: dict[str, Any]) -> Any:
+    if "ignored" in _signature(function).parameters:
         ignored = torch.zeros_like(rows.positives) if rows.ignored is None else rows.ignored
-        return function(rows.similarity, rows.positives, ignored=ignored)
+        return function(rows.similarity, rows.positives, ignored=ignored, **arguments)
     if rows.ignored is not None:
-        raise ValueError(f"{_name_of(function)}(S, positives) cannot ignore pairs: add a parameter named ignored")
-    return function(rows.similarity, rows.positives)
-
-
-def _name_of(function: Function) -> str:
-    inner = getattr(function, "func", function)  # functools.partial
-    return getattr(inner, "__name__", type(inner).__name__)
+        raise ValueError(f"{name_of(function)}(S, positives) cannot ignore pairs: add a parameter named ignored")
+    return function(rows.similarity, rows.positives, **arguments)

@@ -20,11 +20,6 @@ _reduce_scatter: Callable[[Tensor, Tensor], Any] = (
 )
 
 
-def in_use() -> bool:
-    """Whether torch.distributed is initialized with more than one rank."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
 def gather_batch(
     images: Float[Tensor, "image dim"],
     captions: Float[Tensor, "caption dim"],

@@ -6,6 +6,7 @@ same code serves the matrix of all pairs (dense) and the list of positive pairs 
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,9 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.objectives.base import MONITOR_MARGIN, RowObjective
-from tercet.objectives.goal.weights import OtherPositives, RelativeSettings, con_triplet, relative_to_negatives
+from tercet.objectives.goal.weights import OtherPositives, RelativeSettings, relative_to_negatives
 from tercet.objectives.inputs import Hardest, Rows, hardest_negative, hinge, require_numbers
-from tercet.objectives.streaming.accumulators import RunningHardest, RunningRelative, both_directions
+from tercet.objectives.streaming.accumulators import Direction, RunningHardest, RunningRelative, both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
 
@@ -91,6 +92,7 @@ class TripletObjective(RowObjective):
         for tile in tiles.walk():
             for direction, tracker in zip(directions, trackers, strict=True):
                 tracker.update(*direction.view(tile))
+        self._sum_terms_again(tiles, directions, trackers)
         s_p = tiles.pair_similarity
         on_pairs = torch.zeros_like(s_p)
         scalar = s_p.new_zeros(())
@@ -99,7 +101,7 @@ class TripletObjective(RowObjective):
             hardest = tracker.result()
             s_n = direction.per_pair(hardest.similarity)
             weights = direction.per_pair(direction.weights * hardest.exists)
-            is_triplet = weights > 0  # a user's weights may be NaN for an anchor without a negative
+            is_triplet = weights != 0  # a user's weights may be NaN for an anchor without a negative
             scalar += torch.where(is_triplet, weights * self.triplet_scalar(s_p, s_n), 0.0).sum()
             if into is None or not len(s_p):
                 continue
@@ -108,6 +110,8 @@ class TripletObjective(RowObjective):
                 relative_p = others.relative(s_p, s_n)
                 relative_n = direction.per_pair(tracker.relative())
             pull, push = self.pull_and_push(Triplets(s_p, s_n, relative_p, relative_n))
+            # Comparisons with NaN are false: hinges of a diverged model would look satisfied.
+            weights = torch.where((s_p + s_n).isnan(), torch.nan, weights)
             on_pairs -= torch.where(is_triplet, weights * pull, 0.0)
             pushes = direction.sum(torch.where(is_triplet, weights * push, 0.0))
             anchors = torch.arange(len(direction.weights), device=s_p.device)
@@ -116,6 +120,22 @@ class TripletObjective(RowObjective):
         if into is not None:
             into.add_entries(tiles.pair_image, tiles.pair_caption, on_pairs)
         return scalar
+
+    @staticmethod
+    def _sum_terms_again(
+        tiles: TiledSimilarity, directions: Sequence[Direction], trackers: Sequence[RunningHardest]
+    ) -> None:
+        """A second pass for the terms M-, if the similarities are so far apart that the bound of a term matters."""
+        again = [
+            (direction, tracker)
+            for direction, tracker in zip(directions, trackers, strict=True)
+            if isinstance(tracker, RunningRelative) and tracker.needs_exact_terms()
+        ]
+        for _, tracker in again:
+            tracker.restart()
+        for tile in tiles.walk() if again else ():
+            for direction, tracker in again:
+                tracker.add_exact(*direction.view(tile))
 
     def _trackers(self, tiles: TiledSimilarity) -> list[RunningHardest]:
         like, anchors = tiles.pair_similarity, (len(tiles.images), len(tiles.captions))
@@ -160,7 +180,7 @@ class HardestTriplet(TripletObjective):
         require_numbers(self, "margin")
 
     def pull_and_push(self, triplets: Triplets) -> tuple[Tensor, Tensor]:
-        active = con_triplet(triplets.s_p, triplets.s_n, self.margin)
+        active = (self.margin + triplets.s_n > triplets.s_p).to(triplets.s_p.dtype)
         return active, active
 
     def triplet_value(self, s_p: Tensor, s_n: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ negative, the hinge and exponentials with a bounded exponent are shared by sever
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from numbers import Real
 from typing import Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -20,6 +22,14 @@ MAX_EXPONENT = 60.0  # exp(60) and its square stay finite in float32
 
 
 # Settings.
+
+
+class Default(float):
+    """The default of a setting: tells it from an equal number that the user gave.
+
+    >>> Default(0.1) == 0.1, isinstance(0.1, Default)
+    (True, False)
+    """
 
 
 def require_numbers(objective: object, *names: str) -> None:
@@ -129,6 +139,45 @@ def check_embeddings(
             raise ValueError(f"{name} must be one number, got shape {tuple(factor.shape)}")
 
 
+def warn_of_embeddings(
+    images: Float[Tensor, "image dim"],
+    captions: Float[Tensor, "caption dim"],
+    ids: tuple[Int[Tensor, " image"], Int[Tensor, " caption"]],
+    *,
+    paired_by_rows: bool,
+) -> None:
+    """Warn once per process of embeddings that are not L2-normalized, and of a batch without any positive pair.
+
+    Only the first calls are checked: later ones cost nothing.
+    """
+    if _WARNINGS.unchecked_calls <= 0 or torch.compiler.is_compiling() or not images.numel() or not captions.numel():
+        return
+    _WARNINGS.unchecked_calls -= 1
+    norms = torch.cat([torch.linalg.vector_norm(x.detach().float(), dim=1) for x in (images, captions)])
+    low, high = float(norms.min()), float(norms.max())
+    if high > 1.01 or low < 0.99:
+        _WARNINGS.warn(
+            f"embeddings are not L2-normalized (norms from {low:.3g} to {high:.3g}): S is their dot product, and "
+            "margins and temperatures are meant for cosines; torch.nn.functional.normalize(x, dim=1) normalizes them"
+        )
+    if not paired_by_rows and not bool(torch.isin(*ids).any()):
+        _WARNINGS.warn("no caption id equals an image id: no query has a positive, so that loss and gradient are 0")
+
+
+class _Warnings:
+    def __init__(self) -> None:
+        self.unchecked_calls = 3
+        self._given: set[str] = set()
+
+    def warn(self, text: str) -> None:
+        if text[:20] not in self._given:
+            self._given.add(text[:20])
+            warnings.warn(text, stacklevel=5)
+
+
+_WARNINGS = _Warnings()
+
+
 def ids_of_pairs(
     images: Float[Tensor, "image dim"],
     captions: Float[Tensor, "caption dim"],
@@ -177,7 +226,7 @@ def hardest_negative(rows: Rows) -> Hardest:
     """The most similar negative of every anchor; the lowest index in a tie."""
     # max returns the first of equal maxima, and its gradient goes to that one only.
     largest, candidate = torch.where(rows.negatives, rows.similarity, -torch.inf).max(dim=1)
-    exists = largest > -torch.inf
+    exists = ~torch.isneginf(largest)  # a NaN exists
     return Hardest(torch.where(exists, largest, 0.0), candidate, exists)
 
 
@@ -253,3 +302,8 @@ def _checked_mask(name: str, mask: Tensor, similarity: Similarity) -> PairMask:
             f"similarity {tuple(similarity.shape)}: both are image x caption"
         )
     return mask
+
+
+def is_distributed() -> bool:
+    """Whether torch.distributed is initialized with more than one rank: then a batch is that of all ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

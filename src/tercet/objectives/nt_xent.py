@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.inputs import Reduction, Rows, require_positive, uniform_query_weight
+from tercet.objectives.inputs import Default, Reduction, Rows, require_positive, uniform_query_weight
 from tercet.objectives.streaming.accumulators import RunningLogSumExp, both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -30,7 +30,7 @@ class NTXent(RowObjective):
 
     name = "nt-xent"
 
-    temperature: float = 0.1
+    temperature: float = Default(0.1)
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:

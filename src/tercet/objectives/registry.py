@@ -1,14 +1,18 @@
 """The registry of objectives: `objective(name, **settings)` builds one."""
 
+import json
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from tercet.names import suggest
+import torch
+
+from tercet.in_memory import find_in_memory, is_in_memory, name_of, register_code
+from tercet.names import split_settings, suggest
 from tercet.objectives.aoq import AOQ, KINDS
 from tercet.objectives.base import RowObjective
-from tercet.objectives.custom import custom_objective
+from tercet.objectives.custom import FunctionObjective, custom_objective
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS, Goal
 from tercet.objectives.hardest_triplet import HardestTriplet
 from tercet.objectives.nt_xent import NTXent
@@ -30,36 +34,80 @@ AOQ_OBJECTIVES: dict[str, Callable[..., RowObjective]] = {kind: partial(AOQ, kin
 ENTRY_POINTS = "tercet.objectives"
 
 
+ObjectiveLike = str | RowObjective | Callable[..., Any] | tuple[Callable[..., Any], ...]
+"""What `objective` takes: a name, a function (S, positives), three weight functions, a class or an objective."""
+
+
 def objective_names() -> list[str]:
     """All names that `objective` takes, with those of installed packages."""
     return [*OBJECTIVES, *AOQ_OBJECTIVES, *installed(ENTRY_POINTS)]
 
 
-def objective(
-    which: str | RowObjective | Callable[..., Any] | tuple[Callable[..., Any], ...], /, **settings: Any
-) -> RowObjective:
+def objective(which: ObjectiveLike, /, **settings: Any) -> RowObjective:
     """Build an objective from its name and settings, or from a user's function, weights or loss.
 
     `which` is a registered name (`+` may replace `/`), `path/to/mine.py:name`, a function (S, positives) -> G or
     -> scalar, a triple of functions (T, P+, P-), a subclass of `RowObjective`, or an objective, whose settings are then
-    replaced.
+    replaced. Settings may also follow a name: `mine.py:f:margin=0.3`. Those of a function are its keyword parameters.
 
     >>> objective("nt-xent", temperature=0.05)
     tercet.objective('nt-xent', temperature=0.05)
     """
     if isinstance(which, str):
-        which = _named(which)
+        name, named = split_settings(which)
+        twice = sorted(named.keys() & settings.keys())
+        if twice:
+            raise ValueError(f"{which}: {twice[0]} is given twice, also as {settings[twice[0]]!r}")
+        which, settings = _named(name), named | settings
     if isinstance(which, RowObjective):
-        return replace(which, **settings)
+        return which.with_settings(**settings) if settings else which
     built = which.func if isinstance(which, partial) else which
     if isinstance(built, type) and issubclass(built, RowObjective):
         return _build(which, settings)  # type: ignore[arg-type]
     return custom_objective(which, **settings)
 
 
+def spec_of(which: ObjectiveLike) -> str:
+    """The objective as text, with its settings; what has no name gets one: see `tercet.in_memory`.
+
+    `objective(spec_of(which))` is the same objective again, in this process.
+
+    >>> spec_of(NTXent(temperature=0.05))
+    'nt-xent:temperature=0.05'
+    """
+    name, settings = _named_with_settings(which)
+    values = ",".join(f"{setting}={json.dumps(value)}" for setting, value in settings.items())
+    return f"{name}:{values}" if values else name
+
+
+def _named_with_settings(which: ObjectiveLike) -> tuple[str, dict[str, Any]]:
+    if isinstance(which, str):
+        return which, {}
+    if not isinstance(which, RowObjective):
+        objective(which)  # raises if it is none
+        return register_code(_function_name(which), which), {}
+    if type(which) in _BUILT_IN:
+        return which.name, which.changed_settings
+    settings, given = which.changed_settings, which.function if isinstance(which, FunctionObjective) else type(which)
+    if any(field.init and not field.kw_only for field in fields(which)) and given is type(which):
+        given, settings = which, {}  # not defined by its settings alone
+    return register_code(which.name, given), settings
+
+
+_BUILT_IN = {NTXent, Triplet, HardestTriplet, SmoothAP, Sigmoid, Goal, AOQ}
+
+
+def _function_name(which: Any) -> str:
+    return "+".join(map(name_of, which)) if isinstance(which, tuple) else name_of(which)
+
+
 def _named(which: str) -> Any:
+    if is_in_memory(which):
+        return find_in_memory(which, "give the function or class again, as objective=... of tercet.train")
     if is_file_name(which):
-        return from_file(which)
+        with torch.random.fork_rng(devices=[]):  # parameters of a loss start alike in every process
+            torch.manual_seed(0)
+            return from_file(which)
     name = which.replace("+", "/")
     builders = OBJECTIVES | AOQ_OBJECTIVES
     if name in builders:

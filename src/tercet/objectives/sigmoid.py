@@ -8,7 +8,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.inputs import Reduction, Rows, logistic, require_numbers, require_positive, uniform_query_weight
+from tercet.objectives.inputs import (
+    Default,
+    Reduction,
+    Rows,
+    logistic,
+    require_numbers,
+    require_positive,
+    uniform_query_weight,
+)
 from tercet.objectives.streaming.accumulators import both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -29,8 +37,8 @@ class Sigmoid(RowObjective):
 
     name = "sigmoid"
 
-    temperature: float = 0.1
-    bias: float = -10.0
+    temperature: float = Default(0.1)
+    bias: float = Default(-10.0)
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:

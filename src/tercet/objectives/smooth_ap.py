@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.inputs import Reduction, Rows, logistic, require_positive
+from tercet.objectives.inputs import Default, Reduction, Rows, logistic, require_positive
 from tercet.objectives.streaming.accumulators import both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -35,7 +35,7 @@ class SmoothAP(RowObjective):
 
     name = "smooth-ap"
 
-    temperature: float = 0.01
+    temperature: float = Default(0.01)
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:

@@ -59,7 +59,9 @@ class Triplet(RowObjective):
         positive = similarity.diagonal()
         reach = (similarity + self.margin).fill_diagonal_(-torch.inf)
         violations = (reach - positive[:, None]).relu().sum() + (reach - positive).relu().sum()
-        return uniform_query_weight(len(similarity), self.reduction) * violations
+        weight = uniform_query_weight(len(similarity), self.reduction)
+        # The derivative of a hinge at NaN is a number: a NaN weight makes the whole gradient NaN.
+        return torch.where(violations.detach().isnan(), torch.nan, weight) * violations
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """Two passes: the first computes the positives, the second compares every negative with each of them."""
@@ -77,10 +79,11 @@ class Triplet(RowObjective):
                 pushes = gradient if direction.image_anchors else gradient.T
                 for slot in range(positives.similarity.shape[1]):
                     violation = (view - positives.similarity[anchors, slot, None]).relu_()  # anchor candidate
-                    active = (violation > 0).to(s_p.dtype)
-                    scalar += torch.dot(violation.sum(dim=1), direction.weights[anchors])
+                    active, total = (violation > 0).to(s_p.dtype), violation.sum(dim=1)
+                    weights = torch.where(total.isnan(), torch.nan, direction.weights[anchors])
+                    scalar += torch.dot(total, weights)
                     positives.violators[anchors, slot] += active.sum(dim=1)
-                    pushes += active.mul_(direction.weights[anchors, None])
+                    pushes += active.mul_(weights[:, None])
             if into is not None:
                 into.add_tile(tile.images, tile.captions, gradient)
         if into is not None:

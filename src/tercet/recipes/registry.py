@@ -21,13 +21,16 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
 }
 """Name of a published recipe -> its system and settings."""
 SECOND_ROUND: dict[str, dict[str, Any]] = vsrn.SECOND_ROUND | bfan.SECOND_ROUND | scan.SECOND_ROUND
-
-
-def training_values(model: str, training_round: int = 1) -> dict[str, Any]:
-    """Training settings for a system or recipe; empty if unknown. Round 2 is AOQ's second round."""
-    recipe = DEFAULTS.get(model) or RECIPES.get(model, ("", Recipe({}, {})))[1]
-    values = recipe.training
-    if training_round != 2:
-        return values
-    changes = next((change for name, change in SECOND_ROUND.items() if model.startswith(name)), {})
-    return values | {"objective": "aoq"} | changes
+_FIRST_ROUND: dict[str, dict[str, Any]] = {name: recipe.training for name, recipe in DEFAULTS.items()} | {
+    name: recipe.training for name, (_, recipe) in RECIPES.items()
+}
+TRAINING: dict[int, dict[str, dict[str, Any]]] = {
+    1: _FIRST_ROUND,
+    2: {
+        name: values
+        | {"objective": "aoq"}
+        | next((change for system, change in SECOND_ROUND.items() if name.startswith(system)), {})
+        for name, values in _FIRST_ROUND.items()
+    },
+}
+"""Training round -> system or recipe -> training settings. Round 2 is AOQ's."""

@@ -1,82 +1,92 @@
-"""Self-contained HTML pages: page frame, figures, wide tables and inline thumbnails."""
+"""Self-contained HTML pages: the templates in `templates/`, and images for them as inline thumbnails."""
 
 import base64
 import io
-from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, Literal
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
 from tercet.data.dataset import Split
-from tercet.reporting.svg_figure import Figure
 
 THUMBNAIL_SIZE = 132  # pixels of the longer side
 
 
-class Section(NamedTuple):
-    id: str
-    """Lower case, no spaces."""
-    heading: str
-    content: str
-    """HTML."""
-
-
-def page(title: str, heading: str, lead: str, sections: Sequence[Section]) -> str:
-    """A page: heading, lead paragraph, links to the sections, sections. Title, heading and lead are plain text."""
-    links = "".join(f'<li><a href="#{section.id}">{section.heading}</a></li>' for section in sections)
-    body = "".join(
-        f'<section id="{section.id}"><h2>{section.heading}</h2>{section.content}</section>' for section in sections
+@cache
+def environment() -> Environment:
+    """The templates; every value is escaped, and a missing one is an error."""
+    made = Environment(
+        loader=PackageLoader("tercet.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{style}</style></head><body>'
-        f'<a class="skip" href="#{sections[0].id if sections else ""}">Skip to results</a>'
-        f'<header><h1>{escape(heading)}</h1><p class="verdict">{escape(lead)}</p></header>'
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav><main>{body}</main></body></html>\n'
-    )
+    made.globals["style"] = (files(__package__) / "page.css").read_text(encoding="utf-8")
+    return made
 
 
-def figure_block(figure: Figure) -> str:
-    """A figure in the colors of the page, with links to its files in `figures/`, next to the page."""
-    return (
-        f"<figure><h3>{escape(figure.title)}</h3>{figure.svg}<figcaption>{escape(figure.caption)} "
-        f'<a href="figures/{figure.name}.png">PNG</a> <a href="figures/{figure.name}.svg">SVG</a></figcaption></figure>'
-    )
+def render_page(name: str, **values: Any) -> str:
+    """The page `name`, as `report.html`, from the template `<name>.j2`."""
+    return environment().get_template(f"{name}.j2").render(values)
 
 
-def scrollable(label: str, content: str) -> str:
-    """Wide content in a container with its own scroll bar, usable by keyboard."""
-    text = escape(label, quote=True)
-    return f'<p class="note">{text}</p><div class="wide" role="region" tabindex="0" aria-label="{text}">{content}</div>'
+@dataclass(frozen=True)
+class Thumbnail:
+    """An image on a page."""
+
+    name: str
+    alt: str
+    source: str | None
+    """Data URI; None if there is no image file: the page shows the name."""
+    caption_fallback: str | None = None
+    """The first caption, if the data has no image files."""
 
 
-def image_block(split: Split, image: int) -> str:
-    """A thumbnail with its first caption as alt text; the name of the image if there is no image file."""
+@dataclass(frozen=True)
+class PageItem:
+    """A caption, an image, or a caption with its own image."""
+
+    text: str | None
+    image: Thumbnail | None
+
+
+def query_item(split: Split, direction: Literal["i2t", "t2i"], row: int, *, caption_fallback: bool = True) -> PageItem:
+    """The image of `row`, or for t2i the caption with its own image."""
+    if direction == "i2t":
+        return PageItem(None, thumbnail(split, row, caption_fallback=caption_fallback))
+    return PageItem(split.texts[row], thumbnail(split, int(split.owners[row]), caption_fallback=False))
+
+
+def candidate_item(
+    split: Split, direction: Literal["i2t", "t2i"], row: int, *, caption_fallback: bool = True
+) -> PageItem:
+    """The caption of `row`, or for t2i the image."""
+    if direction == "i2t":
+        return PageItem(split.texts[row], None)
+    return PageItem(None, thumbnail(split, row, caption_fallback=caption_fallback))
+
+
+def thumbnail(split: Split, image: int, *, caption_fallback: bool) -> Thumbnail:
+    """With the first caption of the image as alt text."""
     name = split.image_names[image]
+    first = split.texts[int(np.searchsorted(split.owners, image))]
+    alt = f"{name}: {first}"
     if split.image_files is None:
-        return f'<span class="nameless">{escape(name)}</span>'
-    first = next(text for text, owner in zip(split.texts, split.owners, strict=True) if owner == image)
-    alt = escape(f"{name}: {first}", quote=True)
+        return Thumbnail(name, alt, None, first if caption_fallback else None)
     try:
-        return f'<img src="{_thumbnail(split.image_files.open(image))}" alt="{alt}">'
+        return Thumbnail(name, alt, _data_uri(split.image_files.open(image)))
     except ValueError:  # the file is missing or damaged by now; the results are still valid
-        return f'<span class="nameless">{escape(name)}</span>'
+        return Thumbnail(name, alt, None)
 
 
-def caption_fallback(split: Split, image: int) -> str:
-    """The first caption of an image, if the data has no image files."""
-    if split.image_files is not None:
-        return ""
-    return f' <q class="caption-fallback">{escape(split.texts[int(np.searchsorted(split.owners, image))])}</q>'
-
-
-def _thumbnail(pil_image: Image.Image) -> str:
-    pil_image.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
+def _data_uri(image: Image.Image) -> str:
+    image.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
     buffer = io.BytesIO()
-    pil_image.save(buffer, format="JPEG", quality=80)
+    image.save(buffer, format="JPEG", quality=80)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"

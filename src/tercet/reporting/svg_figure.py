@@ -4,7 +4,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -14,11 +14,13 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#b14d8c", "#8a6d00", "#3aa0d8", "#5b
 INK = "#1b1b1c"
 FAINT = "#d9d9da"
 WIDTH = 4.8  # inches: readable on a phone
+MARKERS = "osD^vPX*"
+MAX_LABEL = 28  # characters of a name in a figure
 
 
 @dataclass(frozen=True)
 class Figure:
-    """`svg` is for inlining in a page; `file_svg` and `png` are stand-alone files."""
+    """`svg` is for inlining in a page; `file_svg` and `png` are stand-alone files; `canvas` is matplotlib's figure."""
 
     name: str
     title: str
@@ -26,11 +28,15 @@ class Figure:
     svg: str
     file_svg: str
     png: bytes
+    canvas: Any = field(repr=False, compare=False)
 
 
 @contextmanager
 def plotting() -> Iterator[Any]:
-    """Context with the matplotlib settings of the reports; yields matplotlib's Figure class, imported only here."""
+    """Context with the matplotlib settings of the reports; yields matplotlib's Figure class, imported only here.
+
+    A notebook shows such a figure below its cell, also if pyplot was not imported.
+    """
     import matplotlib
 
     settings: dict[Any, Any] = {
@@ -56,7 +62,13 @@ def plotting() -> Iterator[Any]:
         "figure.constrained_layout.use": True,
     }
     with matplotlib.rc_context(settings):
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib.figure import Figure as MatplotlibFigure
+
+        class Canvas(MatplotlibFigure):
+            def _repr_png_(self) -> bytes:
+                png = io.BytesIO()
+                self.savefig(png, format="png", dpi=110, facecolor="white")
+                return png.getvalue()
 
         yield Canvas
 
@@ -67,7 +79,13 @@ def render_figure(canvas: Any, name: str, title: str, caption: str) -> Figure:
     canvas.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     canvas.savefig(png, format="png", dpi=180, facecolor="white", metadata={"Software": None})
     file_svg = svg.getvalue()
-    return Figure(name, title, caption, _inline_svg(file_svg, name, title), file_svg, png.getvalue())
+    return Figure(name, title, caption, _inline_svg(file_svg, name, title), file_svg, png.getvalue(), canvas)
+
+
+def short_label(name: str) -> str:
+    """Keep the end of a long name. A leading underscore is padded: matplotlib hides such names in legends."""
+    label = name if len(name) <= MAX_LABEL else f"…{name[1 - MAX_LABEL :]}"
+    return f" {label}" if label.startswith("_") else label
 
 
 def _inline_svg(svg: str, name: str, title: str) -> str:

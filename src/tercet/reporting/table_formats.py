@@ -1,8 +1,7 @@
-"""A table, rendered for the terminal, as Markdown, as LaTeX and as HTML."""
+"""A table, rendered for the terminal, as Markdown and as LaTeX; `templates/macros.html.j2` shows it on pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape as html_escape
 
 from rich.markup import escape
 from rich.table import Table as TerminalTable
@@ -13,10 +12,6 @@ class Cell:
     text: str
     best: bool = False
     """Bold."""
-
-    def html(self) -> str:
-        text = html_escape(self.text)
-        return f"<td><b>{text}</b></td>" if self.best else f"<td>{text}</td>"
 
 
 @dataclass(frozen=True)
@@ -53,15 +48,6 @@ class Table:
             texts = [f"\\textbf{{{_tex(cell.text)}}}" if cell.best else _tex(cell.text) for cell in cells]
             lines.append(" & ".join([_tex(name), *texts]) + " \\\\")
         return "\n".join([f"% {self.title}", *lines, "\\bottomrule", "\\end{tabular}", ""])
-
-    def html(self) -> str:
-        """Without the title, which can be wider than a phone screen."""
-        head = "".join(f'<th scope="col">{html_escape(heading)}</th>' for heading in self.headings)
-        rows = "".join(
-            f'<tr><th scope="row">{html_escape(name)}</th>{"".join(cell.html() for cell in cells)}</tr>'
-            for name, cells in self.rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _tex(text: str) -> str:

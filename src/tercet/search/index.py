@@ -1,10 +1,11 @@
 """A search index on disk: image vectors, image metadata, and a nearest-neighbour store.
 
-    INDEX/index.json                 manifest: the model, the current generation
+    INDEX/index.json                 manifest: the model, the current generation, the checksums of its files
     INDEX/generation_000003/         items.jsonl, vectors.npy, the store's files, unreadable.txt; for models that
-                                     re-rank also parts.npy, the regions
+                                     re-rank also parts.npy, the regions, and parts_crc32.npy, a checksum per row
     INDEX/unfinished/                embedding cache of an interrupted update
 
+Files are checked when the index is opened; regions, which may be many times larger, row by row as they are read.
 Updates are atomic: a generation is complete before index.json names it, so readers see the old one or the new one.
 Embeddings are cached batch by batch: a kill costs one batch, and no image is embedded twice.
 """
@@ -22,13 +23,26 @@ from PIL import Image
 
 from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
 from tercet.data.textio import read_json
+from tercet.progress import SILENT, Progress
 from tercet.search.embedding_cache import EmbeddingCache
+from tercet.search.indexed_regions import REGIONS, IndexedRegions
 from tercet.search.metadata import Item, checksum_of, printable, read_items, write_items
 from tercet.search.two_stage import IndexedVectors
 from tercet.search.vector_store import Kind, VectorStore, measure_recall, store_type
-from tercet.storage import FORMAT_VERSION, LOCK, check_format, exclusive_lock, sync_file, write_json
+from tercet.storage import (
+    CHECKSUMS,
+    FORMAT_VERSION,
+    LOCK,
+    check_checksums,
+    check_format,
+    checksums_of,
+    exclusive_lock,
+    sync_file,
+    write_json,
+)
 
-MANIFEST, ITEMS, VECTORS, REGIONS = "index.json", "items.jsonl", "vectors.npy", "parts.npy"
+MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
+GENERATION = re.compile(r"generation_\d{6}")
 UNREADABLE, UNFINISHED = "unreadable.txt", "unfinished"
 EMBED_BATCH_SIZE = 32  # images embedded, and cached, together
 
@@ -44,8 +58,8 @@ class Index:
     items: list[Item]
     vectors: Float[np.ndarray, "item dim"]
     store: VectorStore
-    regions: Float[np.ndarray, "item region region_dim"] | None = None
-    """Regions or visual tokens, for models that re-rank; memory-mapped."""
+    regions: IndexedRegions | None = None
+    """Regions or visual tokens, for models that re-rank."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +92,11 @@ def open_index(folder: str | Path) -> Index:
 
 def _open_generation(folder: Path, manifest: dict[str, Any]) -> Index:
     generation = folder / manifest["generation"]
+    remedy = f"remove the folder {folder} and run `tercet index` again"
+    check_checksums(generation, manifest.get(CHECKSUMS), folder / MANIFEST, remedy)
     items, vectors = read_items(generation / ITEMS), _memory_map(generation / VECTORS)
     store = store_type(manifest["store"]).load(generation)
-    regions = _memory_map(generation / REGIONS) if (generation / REGIONS).exists() else None
+    regions = IndexedRegions.open(generation, remedy) if (generation / REGIONS).exists() else None
     if not len(items) == len(vectors) == len(store) == len(vectors if regions is None else regions):
         raise ValueError(
             f"{generation}: damaged index: {len(items)} items, {len(vectors)} vectors, {len(store)} in the store"
@@ -97,12 +113,12 @@ def update_index(
     kind: Kind | None = None,
     store: str | None = None,
     source: str | None = None,
-    advance: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = SILENT,
 ) -> IndexUpdate:
     """Make the index contain exactly these images; only new and changed ones are embedded.
 
     `kind` and `store` default to those of the existing index, or flat and faiss. `source` is the dataset, for images
-    that are not files of their own. `advance(done, total)` reports progress.
+    that are not files of their own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder):
@@ -121,9 +137,9 @@ def update_index(
         items = dict(_scan(image_files, old_items, errors))
         cache = EmbeddingCache(folder / UNFINISHED, model["weights"])
         if existing is not None:
-            cache.add([item.checksum for item in existing.items], IndexedVectors(existing.vectors, existing.regions))
+            cache.add([item.checksum for item in existing.items], existing.vectors, existing.regions)
         to_embed = [path for path, item in items.items() if item.checksum not in cache]
-        _embed(to_embed, items, image_files, embed, cache, errors, advance)
+        _embed(to_embed, items, image_files, embed, cache, errors, progress)
         readable = [item for path, item in items.items() if path not in errors]
         if not readable:
             first_error = f"; first error: {next(iter(errors.values()))}" if errors else ""
@@ -154,7 +170,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _is_generation(path: Path) -> bool:
-    return re.fullmatch(r"generation_\d{6}", path.name) is not None
+    return GENERATION.fullmatch(path.name) is not None
 
 
 def _scan(
@@ -181,9 +197,9 @@ def _embed(
     embed: Embed,
     cache: EmbeddingCache,
     errors: dict[str, str],
-    advance: Callable[[int, int], None],
+    progress: Progress,
 ) -> None:
-    advance(0, len(to_embed))
+    bar = progress.bar("embedding", len(to_embed))
     for start in range(0, len(to_embed), EMBED_BATCH_SIZE):
         batch: dict[str, Image.Image] = {}
         for path in to_embed[start : start + EMBED_BATCH_SIZE]:
@@ -196,7 +212,7 @@ def _embed(
                 errors[path] = str(error)
         if batch:
             cache.save(list(batch), embed(list(batch.values())))
-        advance(min(start + EMBED_BATCH_SIZE, len(to_embed)), len(to_embed))
+        bar.update(min(start + EMBED_BATCH_SIZE, len(to_embed)))
 
 
 def _read_again(item: Item, image_file: ImageSource) -> tuple[Item, bytes]:
@@ -229,7 +245,7 @@ def _write_generation(
     store = store_type(store_name).of(vectors, kind)
     store.save(generation)
     np.save(generation / VECTORS, vectors)
-    cache.write_regions(generation / REGIONS, checksums)
+    cache.write_regions(generation, checksums)
     write_items(generation / ITEMS, items)
     unreadable = "".join(f"{printable(error)}\n" for error in errors.values())
     (generation / UNREADABLE).write_text(unreadable, encoding="utf-8")
@@ -239,6 +255,7 @@ def _write_generation(
     manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
     for file in generation.iterdir():
         sync_file(file)
+    manifest[CHECKSUMS] = checksums_of(generation, [file.name for file in generation.iterdir() if file.name != REGIONS])
     write_json(folder / MANIFEST, manifest)
     for path in folder.iterdir():
         if _is_generation(path) and path != generation:
@@ -249,16 +266,21 @@ def _write_generation(
 def _memory_map(file: Path) -> np.ndarray:
     try:
         rows: np.ndarray = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # numpy raises exceptions of many kinds for damaged headers
         raise ValueError(f"{file}: damaged or missing: {error}") from error
     return rows
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("what") != "index" or "generation" not in manifest:
+    if not isinstance(manifest, dict) or manifest.get("what") != "index":
         raise ValueError(f"{folder / MANIFEST}: not an index manifest")
     check_format(manifest.get("format_version"), folder / MANIFEST)
+    model = manifest.get("model")
+    valid = isinstance(model, dict) and all(isinstance(model.get(name), str) for name in ("path", "system", "weights"))
+    valid &= all(isinstance(manifest.get(name), str) for name in ("generation", "kind", "store"))
+    if not valid or not GENERATION.fullmatch(manifest["generation"]):
+        raise ValueError(f"{folder / MANIFEST} is damaged: remove the folder and run `tercet index` again")
     return manifest
 
 

@@ -137,7 +137,7 @@ class Searcher:
     def _search_and_rerank(self, query: EncodedQuery, k: int) -> list[Hit]:
         assert self.index.regions is not None
         shortlist = self.nearest(_vector(query)[None], min(max(k, MIN_SHORTLIST), MAX_RESULTS))[0]
-        regions = self.index.regions[[hit.number for hit in shortlist]]
+        regions = self.index.regions.take([hit.number for hit in shortlist])
         similarity = rerank_similarity(self.retriever, query, regions)
         order = np.argsort(-similarity, kind="stable")[:k]
         return [
@@ -192,7 +192,7 @@ def words_over_regions(searcher: Searcher, text: str, number: int) -> WordsOverR
     assert all_regions is not None
     query = encode_queries(retriever, [text])[0]
     assert query.words is not None
-    regions = torch.from_numpy(all_regions[number].copy()).to(query.words)
+    regions = torch.from_numpy(all_regions.take([number])[0]).to(query.words)
     regions = regions[regions.abs().amax(dim=1) > 0]  # without padding
     attention = model.attention_map(regions, query.words)
     root = math.isqrt(attention.shape[1])

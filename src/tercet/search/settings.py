@@ -66,7 +66,13 @@ class ServeSettings:
     """Address to listen on; 0.0.0.0 accepts connections from other machines."""
     port: int = 8765
     """Port to listen on; 0 picks a free one."""
+    host_names: tuple[str, ...] = ()
+    """With a --host that others can reach: the names and addresses in links to this server. Other Host headers are
+    rejected, which prevents DNS rebinding."""
     token: str | None = None
-    """Access token that clients must send; the printed link contains it."""
+    """Access token that clients must send; the printed link contains it. Other users of this machine see arguments of
+    commands: --token-file or the environment variable TERCET_TOKEN hide it."""
+    token_file: Path | None = None
+    """File that contains the access token."""
     trust: tuple[Path, ...] = ()
     """Python files that may be run although only a saved model or a run names them (`--model mine.py:Class`)."""

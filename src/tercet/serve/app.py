@@ -1,23 +1,24 @@
 """The web application: the HTTP API, described at /openapi.json, and the page."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic_core import PydanticSerializationError
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware import Middleware
 
 import tercet
 from tercet.search.searcher import MAX_QUERY_CHARS, MAX_RESULTS
 from tercet.serve.compare_routes import compare_routes
 from tercet.serve.limits import MAX_UPLOAD_BYTES
-from tercet.serve.params import HTTPError
+from tercet.serve.middleware import AccessMiddleware, SecurityHeadersMiddleware
 from tercet.serve.playground_routes import playground_routes
 from tercet.serve.run_routes import run_routes
 from tercet.serve.search_routes import search_routes
@@ -47,14 +48,16 @@ class ErrorBody:
     error: str
 
 
-def application(indexes: list[Path], runs: Path | None) -> FastAPI:
+def application(
+    indexes: list[Path], runs: Path | None, *, hosts: Collection[str] | None = None, token: str | None = None
+) -> FastAPI:
     state = AppState(indexes, runs)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.indexes.open()
         yield
-        state.close()
+        state.indexes.close()
 
     # No /docs and /redoc: these pages load scripts from other sites.
     app = FastAPI(
@@ -63,10 +66,13 @@ def application(indexes: list[Path], runs: Path | None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses={status: {"model": ErrorBody} for status in (400, 401, 404, 408, 410, 413, 421, 422, 503)},
+        middleware=[
+            Middleware(SecurityHeadersMiddleware),
+            Middleware(AccessMiddleware, hosts=hosts, token=token),
+        ],
+        exception_handlers=EXCEPTION_HANDLERS,
+        responses={status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 410, 413, 421, 422, 429, 503)},
     )
-    for error_type, handler in EXCEPTION_HANDLERS.items():
-        app.add_exception_handler(error_type, handler)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def front() -> Response:
@@ -93,41 +99,33 @@ def _page_file(name: str) -> Response:
     elif name in PAGE_FILES:
         file = files("tercet.serve") / "page" / name
     else:
-        raise HTTPError(404, "no such file")
+        raise HTTPException(404, "no such file")
     media_type = MEDIA_TYPES[Path(name).suffix]
     return Response(file.read_bytes(), media_type=media_type, headers={"cache-control": "no-cache"})
 
 
-def _error_response(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": message}, status, headers={"retry-after": "1"} if status == 503 else None)
-
-
 async def _http_error(_: Request, error: Any) -> JSONResponse:
-    return _error_response(error.status, error.message)
+    return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
 
 
 async def _value_error(_: Request, error: Any) -> JSONResponse:
-    return _error_response(422, str(error))
-
-
-async def _internal_error(_: Request, error: Any) -> JSONResponse:
-    return _error_response(500, f"internal server error: {type(error).__name__}")
+    return JSONResponse({"error": str(error)}, 422)
 
 
 async def _validation_error(_: Request, error: Any) -> JSONResponse:
     first = error.errors()[0]
-    return _error_response(422, f"{first['loc'][-1]}: {first['msg']}")
+    return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
 
 
-async def _framework_error(_: Request, error: Any) -> JSONResponse:
-    return _error_response(error.status_code, str(error.detail))
+async def _internal_error(_: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": f"internal server error: {type(error).__name__}"}, 500)
 
 
 EXCEPTION_HANDLERS: dict[Any, Any] = {
-    HTTPError: _http_error,
+    StarletteHTTPException: _http_error,
+    RequestValidationError: _validation_error,
     ValueError: _value_error,  # as everywhere in tercet: a mistake of the caller
     UnicodeError: _internal_error,  # a subclass of ValueError, but not a mistake of the caller
     PydanticSerializationError: _internal_error,
-    RequestValidationError: _validation_error,
-    HTTPException: _framework_error,
+    Exception: _internal_error,
 }

@@ -1,14 +1,17 @@
-"""Run requests in worker threads, with bounded queues: a pool for single jobs, a micro-batcher for text queries."""
+"""Run requests in worker threads, with bounded queues: single jobs, and a micro-batcher for text queries."""
 
 import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Generic, NamedTuple, ParamSpec, TypeVar
 
+import anyio
+from anyio import to_thread
+
 from tercet.serve.limits import MAX_QUERIES_PER_BATCH, MAX_QUEUED_QUERIES
-from tercet.serve.params import server_busy
+from tercet.serve.params import unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,23 +20,16 @@ Result = TypeVar("Result")
 
 
 class WorkerPool:
-    """Thread pool that rejects jobs with 503 once `threads` run and `queued` wait."""
+    """Runs jobs in threads, at most `threads` at a time; 503 while `queued` further ones wait."""
 
-    def __init__(self, threads: int, queued: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._max_jobs, self._jobs = threads + queued, 0
+    def __init__(self, threads: int, queued: int) -> None:
+        self._limiter, self._queued = anyio.CapacityLimiter(threads), queued
 
     async def run(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._jobs >= self._max_jobs:
-            raise server_busy()
-        self._jobs += 1
-        try:
-            return await asyncio.wrap_future(self._threads.submit(job, *args, **kwargs))
-        finally:
-            self._jobs -= 1
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        if self._limiter.statistics().tasks_waiting >= self._queued:
+            raise unavailable("too many requests")
+        # Abandoned only when the server stops: a job that hangs must not keep it from stopping.
+        return await to_thread.run_sync(partial(job, *args, **kwargs), limiter=self._limiter, abandon_on_cancel=True)
 
 
 class _Pending(NamedTuple):
@@ -57,7 +53,7 @@ class MicroBatcher(Generic[Query, Result]):
         try:
             self._queue.put_nowait(_Pending(query, result, loop))  # type: ignore[arg-type]
         except queue.Full as error:
-            raise server_busy() from error
+            raise unavailable("too many requests") from error
         return await result
 
     def close(self) -> None:

@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 
 from tercet.search.searcher import Hit, Searcher, check_k
-from tercet.serve.params import HTTPError, IndexNames, K, QueryText, check_query_text
+from tercet.serve.params import IndexNames, K, QueryText, check_query_text
 from tercet.serve.search_routes import SearchHit, to_search_hit
 from tercet.serve.state import AppState
 
@@ -83,7 +83,7 @@ def largest_differences(searchers: Sequence[Searcher]) -> list[Difference]:
         if item.captions and all(item.path in searcher.numbers for searcher in searchers)
     ]
     if not shared:
-        raise HTTPError(404, "these indexes share no image with a caption; captions are used as the queries")
+        raise HTTPException(404, "these indexes share no image with a caption; captions are used as the queries")
     reranked = any(searcher.index.regions is not None for searcher in searchers)
     sample_size = SAMPLED_CAPTIONS_RERANKED if reranked else SAMPLED_CAPTIONS
     sample = shared[:: max(1, len(shared) // sample_size)][:sample_size]

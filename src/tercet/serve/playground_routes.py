@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, HTTPException, Request
 
 from tercet.analysis.triplet_diagram import MINED_SIMILARITY, RELATIVE_TERM, plane
 from tercet.interfaces import Objective
@@ -21,7 +21,7 @@ from tercet.objectives.registry import AOQ_OBJECTIVES, OBJECTIVES
 from tercet.search.searcher import Searcher
 from tercet.search.two_stage import encode_queries
 from tercet.serve.limits import MAX_SETTING_CHARS
-from tercet.serve.params import HTTPError, IndexName
+from tercet.serve.params import IndexName
 from tercet.serve.state import AppState
 
 DIAGRAM_POINTS = 56  # per axis: smooth contour lines, and small enough to send while a slider is dragged
@@ -239,9 +239,9 @@ def _parse_settings(request: Request) -> tuple[dict[str, str], dict[str, float]]
         try:
             diagram_settings[name] = float(settings.pop(name, default))
         except ValueError as error:
-            raise HTTPError(422, f"{name} must be a number") from error
+            raise HTTPException(422, f"{name} must be a number") from error
         if not -10 <= diagram_settings[name] <= 10:
-            raise HTTPError(422, f"{name} must be from -10 to 10")
+            raise HTTPException(422, f"{name} must be from -10 to 10")
     return settings, diagram_settings
 
 

@@ -1,24 +1,19 @@
-"""Runs and comparisons in a runs folder, including runs in training.
+"""Runs and comparisons in a runs folder, including runs in training."""
 
-Settings and the finished state are read by `tercet.runs`. Metrics are read here: `tercet.runs` rejects a file whose
-last line is incomplete, which is normal for a run in training.
-"""
-
-import json
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fastapi import HTTPException
+
 from tercet import runs
 from tercet.serve.limits import MAX_LISTED_RUNS
-from tercet.serve.params import HTTPError
 
-RUN_NAME = re.compile(r"\d{8}_.+_s\d+_[0-9a-f]{10}")
-COMPARISON_NAME = re.compile(r"comparison_[\w.+-]+")
 REPORT_PATH = re.compile(r"report\.html|figures/[\w+-]+\.(png|svg)")
 REPORT_MEDIA_TYPES = {".html": "text/html; charset=utf-8", ".png": "image/png", ".svg": "image/svg+xml"}
 METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
@@ -72,20 +67,19 @@ class ComparisonInfo:
 
 
 class RunListing:
-    """The runs and comparisons of one folder. Parsed metrics are cached until their file changes."""
+    """The runs and comparisons of one folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._lines_cache: dict[str, tuple[tuple[int, int], list[dict[str, Any]]]] = {}
 
     def all(self) -> list[RunInfo]:
-        folders = [folder for folder in self._folders(RUN_NAME) if (folder / runs.METRICS).is_file()]
+        folders = [folder for folder in runs.run_folders(self.root) if (folder / runs.METRICS).is_file()]
         folders.sort(key=lambda folder: (folder / runs.METRICS).stat().st_mtime, reverse=True)
-        infos = [self._run_info(folder) for folder in folders[:MAX_LISTED_RUNS]]
+        infos = [_run_info(folder) for folder in folders[:MAX_LISTED_RUNS]]
         return [info for info in infos if info is not None]
 
     def curves(self, name: str) -> Curves:
-        lines = self._lines(self._folder(name, RUN_NAME))
+        lines = _lines(self._folder(name, runs.run_folders))
         validation = [
             {key: line[key] for key in ("epoch", "step", *METRICS) if key in line}
             for line in lines
@@ -99,75 +93,61 @@ class RunListing:
         return Curves(name, validation, counts)
 
     def comparisons(self) -> list[ComparisonInfo]:
-        folders = sorted(self._folders(COMPARISON_NAME), key=lambda folder: folder.stat().st_mtime, reverse=True)
+        folders = runs.comparison_folders(self.root)
+        folders.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         infos = [_comparison_info(folder) for folder in folders]
         return [info for info in infos if info is not None]
 
     def report_file(self, name: str, path: str) -> tuple[bytes, str]:
         """Return the report of a comparison or one of its figures, and its media type."""
-        folder = self._folder(name, COMPARISON_NAME)
+        folder = self._folder(name, runs.comparison_folders)
         if not REPORT_PATH.fullmatch(path):
-            raise HTTPError(404, "the files of a comparison are report.html and figures/NAME.png or .svg")
+            raise HTTPException(404, "the files of a comparison are report.html and figures/NAME.png or .svg")
         file = folder / path
         if not file.is_file() or file.resolve() != folder.resolve() / path:  # no links out of the folder
-            raise HTTPError(404, f"{name} has no {path}")
+            raise HTTPException(404, f"{name} has no {path}")
         return file.read_bytes(), REPORT_MEDIA_TYPES[file.suffix]
 
-    def _folders(self, name: re.Pattern[str]) -> list[Path]:
-        if not self.root.is_dir():
-            return []
-        return [path for path in self.root.iterdir() if name.fullmatch(path.name) and path.is_dir()]
-
-    def _folder(self, name: str, pattern: re.Pattern[str]) -> Path:
-        """Return the folder of this name; 404 unless the name matches, so that no path leads out of the root."""
-        if not pattern.fullmatch(name) or "/" in name or not (self.root / name).is_dir():
-            raise HTTPError(404, f"no {name[:120]!r} in the runs folder")
-        return self.root / name
-
-    def _run_info(self, folder: Path) -> RunInfo | None:
-        """Return None if the run is damaged, or was deleted meanwhile."""
-        try:
-            settings, lines = runs.read_settings(folder), self._lines(folder)
-            idle_seconds = time.time() - (folder / runs.METRICS).stat().st_mtime
-            latest: Mapping[str, Any] = next((line for line in reversed(lines) if "rsum" in line), {})
-            return RunInfo(
-                folder.name,
-                Path(str(settings.get("data", ""))).name,
-                str(settings.get("model", "")),
-                str(settings.get("objective", "")),
-                int(settings.get("seed") or 0),
-                finished=runs.is_finished(folder),
-                epoch=max([int(line.get("epoch") or 0) for line in lines if "split" in line], default=0),
-                epochs=int(settings.get("epochs") or 0),
-                lines=len(lines),
-                idle_seconds=max(0.0, idle_seconds),
-                metrics={name: latest[name] for name in METRICS if isinstance(latest.get(name), float)},
-            )
-        except (OSError, ValueError, TypeError):
-            return None
-
-    def _lines(self, folder: Path) -> list[dict[str, Any]]:
-        file = folder / runs.METRICS
-        stat = file.stat()
-        stamp = stat.st_size, stat.st_mtime_ns
-        cached = self._lines_cache.get(folder.name)
-        if cached is None or cached[0] != stamp:
-            cached = (stamp, [_without_triplets(line) for line in _complete_lines(file)])
-            self._lines_cache[folder.name] = cached
-        return cached[1]
+    def _folder(self, name: str, folders: Callable[[Path], list[Path]]) -> Path:
+        """Return the folder of this name. Only listed names are accepted, so that no path leads out of the root."""
+        for folder in folders(self.root):
+            if folder.name == name:
+                return folder
+        raise HTTPException(404, f"no {name[:120]!r} in the runs folder")
 
 
-def _complete_lines(file: Path) -> list[dict[str, Any]]:
-    """Parse all lines but an incomplete last one; skip what is not a JSON object."""
-    lines = []
-    for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(content, dict):
-            lines.append(content)
-    return lines
+def _run_info(folder: Path) -> RunInfo | None:
+    """Return None if the run is damaged, or was deleted meanwhile."""
+    try:
+        settings, lines = runs.read_settings(folder), _lines(folder)
+        idle_seconds = time.time() - (folder / runs.METRICS).stat().st_mtime
+        latest: Mapping[str, Any] = next((line for line in reversed(lines) if "rsum" in line), {})
+        return RunInfo(
+            folder.name,
+            Path(str(settings.get("data", ""))).name,
+            str(settings.get("model", "")),
+            str(settings.get("objective", "")),
+            int(settings.get("seed") or 0),
+            finished=runs.is_finished(folder),
+            epoch=max([int(line.get("epoch") or 0) for line in lines if "split" in line], default=0),
+            epochs=int(settings.get("epochs") or 0),
+            lines=len(lines),
+            idle_seconds=max(0.0, idle_seconds),
+            metrics={name: latest[name] for name in METRICS if isinstance(latest.get(name), float)},
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    stat = (folder / runs.METRICS).stat()
+    return _lines_of_version(folder, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=MAX_LISTED_RUNS)
+def _lines_of_version(folder: Path, size: int, modified: int) -> list[dict[str, Any]]:
+    """Cached until the file changes."""
+    return [_without_triplets(line) for line in runs.read_lines_so_far(folder)]
 
 
 def _without_triplets(line: dict[str, Any]) -> dict[str, Any]:
@@ -185,7 +165,7 @@ def _counts(counts: Mapping[str, Any]) -> dict[str, Any]:
 def _comparison_info(folder: Path) -> ComparisonInfo | None:
     """Return None if comparison.json is missing, incomplete or damaged."""
     try:
-        content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+        content = runs.read_comparison(folder)
         rows = [_row(name, results) for name, results in content["results"].items() if results]
         rows.sort(key=lambda row: -row.means.get(content["metric"], 0.0))
         report = (folder / "report.html").is_file()

@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 
 from tercet.data.image_io import ImageBytes, open_image
 from tercet.search.metadata import Item, printable
 from tercet.search.searcher import Hit, WordsOverRegions, check_k, has_attention, words_over_regions
 from tercet.serve.limits import MAX_UPLOAD_PIXELS
-from tercet.serve.params import HTTPError, IndexName, K, QueryText, check_query_text, read_upload
-from tercet.serve.state import IMAGE_SIZES, AppState
+from tercet.serve.middleware import network_of_client
+from tercet.serve.params import IndexName, ItemNumber, K, QueryText, check_query_text, read_upload
+from tercet.serve.state import IMAGE_SIZES, AppState, ImageSize
 
 CACHE_FOREVER = "private, max-age=31536000, immutable"
 IMAGE_BODY = {
@@ -77,19 +78,19 @@ def search_routes(state: AppState) -> APIRouter:
 
     @routes.post("/api/search/image", openapi_extra=IMAGE_BODY)
     async def search_by_image(request: Request, index: IndexName = None, k: K = 24) -> SearchResponse:
-        """Search images by an image: the request body is the image file."""
+        """Search images by an image: the request body is the image file, at most 20 MB and 50 million pixels."""
         check_k(k)
         loaded_index = state.indexes.get(index)
         searcher = loaded_index.searcher
-        async with state.uploads:
+        async with state.uploads.slot(network_of_client(request)):
             content = await read_upload(request)
-            hits = await state.workers.run(
+            hits = await state.upload_workers.run(
                 lambda: searcher.search_image(open_image(ImageBytes(content), MAX_UPLOAD_PIXELS), k)
             )
         return SearchResponse(loaded_index.name, [to_search_hit(hit) for hit in hits])
 
     @routes.get("/api/items/{number}")
-    async def item_details(number: int, index: IndexName = None, k: K = 12) -> ItemDetails:
+    async def item_details(number: ItemNumber, index: IndexName = None, k: K = 12) -> ItemDetails:
         """An image of the index and its k nearest images."""
         check_k(k)
         searcher = state.index_with_item(number, index).searcher
@@ -98,23 +99,26 @@ def search_routes(state: AppState) -> APIRouter:
         return ItemDetails(*about, has_attention(searcher), [to_search_hit(hit) for hit in neighbours])
 
     @routes.get("/api/items/{number}/image", response_class=Response)
-    async def image(number: int, index: IndexName = None, size: str = "small", checksum: str | None = None) -> Response:
+    async def image(
+        number: ItemNumber,
+        index: IndexName = None,
+        size: ImageSize = "small",
+        checksum: str | None = None,
+    ) -> Response:
         """The image as JPEG, at most 320 (small) or 1280 (large) pixels on its longer side.
 
         With `checksum`, 404 unless the image has this checksum.
         """
         loaded_index = state.index_with_item(number, index)
-        if size not in IMAGE_SIZES:
-            raise HTTPError(422, f"size must be {' or '.join(IMAGE_SIZES)}")
         item = loaded_index.searcher.index.items[number]
         if checksum not in (None, item.checksum):
-            raise HTTPError(404, f"image {number} has another checksum: the index has changed")
+            raise HTTPException(404, f"image {number} has another checksum: the index has changed")
         jpeg = await state.image_workers.run(state.thumbnails.get, item, loaded_index.source, IMAGE_SIZES[size])
         cache_control = CACHE_FOREVER if checksum else "no-cache"
         return Response(jpeg, media_type="image/jpeg", headers={"cache-control": cache_control})
 
     @routes.get("/api/items/{number}/attention")
-    async def attention(number: int, q: QueryText, index: IndexName = None) -> WordsOverRegions:
+    async def attention(number: ItemNumber, q: QueryText, index: IndexName = None) -> WordsOverRegions:
         """Attention of every query word over the image's regions, for models with cross attention."""
         check_query_text(q)
         searcher = state.index_with_item(number, index).searcher

@@ -5,27 +5,25 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import torch
 import uvicorn
 from rich.console import Console
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tercet.search.index import MANIFEST
 from tercet.search.settings import ServeSettings
 from tercet.serve.app import application
-from tercet.serve.limits import FIRST_REQUEST_TIMEOUT_SECONDS, MAX_CONNECTIONS, SHUTDOWN_TIMEOUT_SECONDS
-from tercet.serve.middleware import AuthMiddleware
+from tercet.serve.connections import LimitedH11Protocol
+from tercet.serve.limits import MAX_CONNECTIONS, SHUTDOWN_TIMEOUT_SECONDS
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+TOKEN_VARIABLE = "TERCET_TOKEN"
 
 
 def serve(settings: ServeSettings, console: Console) -> None:
     _limit_threads()
-    if settings.token is not None and not settings.token.strip():
-        raise ValueError("--token must not be empty")
+    token = access_token(settings)
     for folder in settings.indexes:  # before loading anything: a wrong path fails at once
         if not (folder / MANIFEST).is_file():
             raise ValueError(f"{folder}: not an index (no {MANIFEST}); create one with `tercet index`")
@@ -34,28 +32,27 @@ def serve(settings: ServeSettings, console: Console) -> None:
         runs = None
         if settings.runs != ServeSettings.runs:
             raise ValueError(f"--runs {settings.runs}: no such folder")
-    with _bind(settings.host, settings.port) as listener:
+    with bind(settings.host, settings.port) as listener:
         local_only = _is_loopback(settings.host)
-        app = AuthMiddleware(
-            application(list(settings.indexes), runs),
-            hosts={*LOOPBACK_HOSTS, settings.host} if local_only else None,
-            token=settings.token,
+        hosts = {name.strip("[]").lower().rstrip(".") for name in (settings.host, *settings.host_names)}
+        app = application(
+            list(settings.indexes),
+            runs,
+            hosts=hosts.union(LOOPBACK_HOSTS) if local_only or settings.host_names else None,
+            token=token,
         )
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host}:{listener.getsockname()[1]}/"
-        if settings.token is not None:
-            url += f"?token={quote(settings.token, safe='')}"
+        if token is not None:
+            url += f"?token={quote(token, safe='')}"
         for line in (url, _summary(settings, runs)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        if not local_only and settings.token is None:
-            console.print(
-                "Warning: anyone who can reach this machine can see these images; set --token to require a token",
-                style="yellow",
-                soft_wrap=True,
-            )
+        for warning in [] if local_only else access_warnings(settings, token):
+            console.print(f"Warning: {warning}", style="yellow", markup=False, soft_wrap=True)
         config = uvicorn.Config(
             app,
-            http=FirstRequestTimeout,
+            http=LimitedH11Protocol,
+            ws="none",
             log_level="warning",
             access_log=False,
             limit_concurrency=MAX_CONNECTIONS,
@@ -67,16 +64,35 @@ def serve(settings: ServeSettings, console: Console) -> None:
     console.print("Server stopped.")
 
 
-class FirstRequestTimeout(H11Protocol):
-    """Closes connections that send no request: otherwise a few clients could occupy all connections."""
+def access_token(settings: ServeSettings) -> str | None:
+    """Return the token of --token, --token-file or TERCET_TOKEN."""
+    if settings.token is not None and settings.token_file is not None:
+        raise ValueError("--token and --token-file are both given; give one of them")
+    token, given_by = settings.token, "--token"
+    if settings.token_file is not None:
+        given_by = f"--token-file {settings.token_file}"
+        try:
+            token = settings.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeError) as error:
+            raise ValueError(f"{given_by}: cannot read the file: {error}") from error
+    elif token is None and TOKEN_VARIABLE in os.environ:
+        token, given_by = os.environ[TOKEN_VARIABLE], TOKEN_VARIABLE
+    if token is not None and not token.strip():
+        raise ValueError(f"{given_by} must not be empty")
+    return token
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_TIMEOUT_SECONDS, self._close_if_silent)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+def access_warnings(settings: ServeSettings, token: str | None) -> list[str]:
+    """Return what is open to others if they can reach this server."""
+    warnings = []
+    if token is None:
+        warnings.append("anyone who can reach this machine can see these images; set a token to require it")
+    if not settings.host_names:
+        warnings.append(
+            "any Host header is accepted, so that a web page could read these images through a visitor's browser (DNS "
+            "rebinding); set --host-names to the names in links to this server"
+        )
+    return warnings
 
 
 def _limit_threads() -> None:
@@ -89,12 +105,16 @@ def _limit_threads() -> None:
         faiss.omp_set_num_threads(threads)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be from 0 (a free port) to 65535, got {port}")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024)
+        listener = socket.create_server(address[:2], family=family, backlog=1024)
+        # Accepted connections inherit it. asyncio does not set it for sockets of create_server, and without it each
+        # response on a kept connection waits some 40 ms for an acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise ValueError(
             f"cannot listen on {host}, port {port}: {error.strerror}; --port 0 picks a free port"

@@ -1,25 +1,36 @@
 """State shared by the routes: the loaded indexes, thumbnails, the run listing and the worker pools."""
 
-import asyncio
 import io
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+import anyio
+from cachetools import LRUCache
+from fastapi import HTTPException
 
 from tercet.data.image_io import ImageBytes, open_image
 from tercet.search.metadata import IndexedImages, Item, checksum_of
 from tercet.search.searcher import Hit, Searcher
 from tercet.search.two_stage import needs_rerank
 from tercet.serve.batching import MicroBatcher, WorkerPool
-from tercet.serve.limits import MAX_COMPARED_INDEXES, MAX_CONCURRENT_UPLOADS, MAX_THUMBNAIL_CACHE_BYTES
-from tercet.serve.params import HTTPError
+from tercet.serve.limits import (
+    MAX_COMPARED_INDEXES,
+    MAX_CONCURRENT_UPLOAD_DECODINGS,
+    MAX_CONCURRENT_UPLOADS,
+    MAX_THUMBNAIL_CACHE_BYTES,
+    MAX_UPLOADS_PER_NETWORK,
+    MAX_WAITING_UPLOADS_PER_NETWORK,
+)
+from tercet.serve.params import unavailable
 from tercet.serve.run_listing import RunListing
 
-IMAGE_SIZES = {"small": 320, "large": 1280}  # pixels of the longer side
+ImageSize = Literal["small", "large"]
+IMAGE_SIZES: dict[ImageSize, int] = {"small": 320, "large": 1280}  # pixels of the longer side
 
 TextQuery = tuple[str, int]
 """Query text and k."""
@@ -28,10 +39,11 @@ TextQuery = tuple[str, int]
 class AppState:
     def __init__(self, indexes: list[Path], runs: Path | None) -> None:
         self.indexes, self.thumbnails = LoadedIndexes(indexes), Thumbnails()
-        self.image_workers = WorkerPool(2, 256, "image worker")
-        self.workers = WorkerPool(2, 32, "worker")
-        self.slow_workers = WorkerPool(1, 4, "slow worker")
-        self.uploads = asyncio.Semaphore(MAX_CONCURRENT_UPLOADS)
+        self.image_workers = WorkerPool(2, 256)
+        self.workers = WorkerPool(2, 32)
+        self.slow_workers = WorkerPool(1, 4)
+        self.upload_workers = WorkerPool(MAX_CONCURRENT_UPLOAD_DECODINGS, MAX_CONCURRENT_UPLOADS)
+        self.uploads = UploadLimit()
         self._runs = None if runs is None else RunListing(runs)
 
     @property
@@ -41,7 +53,7 @@ class AppState:
     @property
     def runs(self) -> RunListing:
         if self._runs is None:
-            raise HTTPError(404, "no runs folder is served: tercet serve --runs FOLDER")
+            raise HTTPException(404, "no runs folder is served: tercet serve --runs FOLDER")
         return self._runs
 
     def index_with_item(self, number: int, name: str | None) -> "LoadedIndex":
@@ -53,14 +65,25 @@ class AppState:
     def indexes_to_compare(self, names: list[str]) -> list["LoadedIndex"]:
         indexes = [self.indexes.get(name) for name in dict.fromkeys(names)]
         if not 2 <= len(indexes) <= MAX_COMPARED_INDEXES:
-            raise HTTPError(422, f"a comparison takes from 2 to {MAX_COMPARED_INDEXES} indexes, got {len(indexes)}")
+            raise HTTPException(422, f"a comparison takes from 2 to {MAX_COMPARED_INDEXES} indexes, got {len(indexes)}")
         return indexes
 
-    def close(self) -> None:
-        self.indexes.close()
-        self.image_workers.close()
-        self.workers.close()
-        self.slow_workers.close()
+
+class UploadLimit:
+    """Limits the uploads that are read or decoded at a time: of all clients, and of one network."""
+
+    def __init__(self) -> None:
+        self._all = anyio.CapacityLimiter(MAX_CONCURRENT_UPLOADS)
+        self._by_network: WeakValueDictionary[str, anyio.CapacityLimiter] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def slot(self, network: str) -> AsyncIterator[None]:
+        """Wait for a slot; 503 if too many of this network wait."""
+        own = self._by_network.setdefault(network, anyio.CapacityLimiter(MAX_UPLOADS_PER_NETWORK))
+        if own.statistics().tasks_waiting >= MAX_WAITING_UPLOADS_PER_NETWORK:
+            raise unavailable("too many uploads")
+        async with own, self._all:
+            yield
 
 
 class LoadedIndexes:
@@ -81,10 +104,10 @@ class LoadedIndexes:
         """Return the index of this name, or the first one."""
         if name is None:
             if not self._indexes:
-                raise HTTPError(404, "no index is served: tercet serve INDEX")
+                raise HTTPException(404, "no index is served: tercet serve INDEX")
             return next(iter(self))
         if name not in self._indexes:
-            raise HTTPError(404, f"no index {name[:80]!r}; served: {', '.join(self._indexes)}")
+            raise HTTPException(404, f"no index {name[:80]!r}; served: {', '.join(self._indexes)}")
         return self._indexes[name]
 
     def __iter__(self) -> Iterator["LoadedIndex"]:
@@ -119,9 +142,9 @@ class LoadedIndex:
     @property
     def searcher(self) -> Searcher:
         if self._error is not None:
-            raise HTTPError(500, f"{self.name}: {self._error}")
+            raise HTTPException(500, f"{self.name}: {self._error}")
         if self._searcher is None:
-            raise HTTPError(503, f"the index {self.name} is loading; retry in a moment")
+            raise unavailable(f"the index {self.name} is loading")
         return self._searcher
 
     @property
@@ -150,7 +173,7 @@ class LoadedIndex:
     def check_item(self, number: int) -> None:
         count = len(self.searcher.index.items)
         if not 0 <= number < count:
-            raise HTTPError(404, f"{self.name} has no image {number}: numbers are from 0 to {count - 1}")
+            raise HTTPException(404, f"{self.name} has no image {number}: numbers are from 0 to {count - 1}")
 
     def close(self) -> None:
         self._queries.close()
@@ -161,30 +184,22 @@ class LoadedIndex:
 
 
 class Thumbnails:
-    """Images of an index as small JPEGs: re-encoded, never the file itself, and only the file that was indexed.
-
-    The most recently used are cached in memory, up to MAX_THUMBNAIL_CACHE_BYTES.
-    """
+    """Images of an index as small JPEGs: re-encoded, never the file itself, and only the file that was indexed."""
 
     def __init__(self) -> None:
-        self._cache: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
+        self._cache: LRUCache[tuple[str, int], bytes] = LRUCache(MAX_THUMBNAIL_CACHE_BYTES, getsizeof=len)
+        self._lock = threading.Lock()
 
     def get(self, item: Item, source: IndexedImages, size: int) -> bytes:
         """Return a JPEG whose longer side has at most `size` pixels."""
         key = item.checksum, size
         with self._lock:
-            if key in self._cache:
-                self._cache.move_to_end(key)
-                return self._cache[key]
+            cached = self._cache.get(key)
+        if cached is not None:
+            return cached
         jpeg = _reencode(_read_image(item, source), size)
         with self._lock:
-            if key not in self._cache:
-                self._cache[key] = jpeg
-                self._bytes += len(jpeg)
-            while self._bytes > MAX_THUMBNAIL_CACHE_BYTES:
-                self._bytes -= len(self._cache.popitem(last=False)[1])
+            self._cache[key] = jpeg
         return jpeg
 
 
@@ -193,9 +208,9 @@ def _read_image(item: Item, source: IndexedImages) -> bytes:
     try:
         content = source.image_file(item).content()
     except ValueError as error:
-        raise HTTPError(410, "the image can no longer be read; update the index with `tercet index`") from error
+        raise HTTPException(410, "the image can no longer be read; update the index with `tercet index`") from error
     if checksum_of(content) != item.checksum:
-        raise HTTPError(410, "the image has changed since it was indexed; update the index with `tercet index`")
+        raise HTTPException(410, "the image has changed since it was indexed; update the index with `tercet index`")
     return content
 
 
@@ -203,7 +218,7 @@ def _reencode(content: bytes, size: int) -> bytes:
     try:
         image = open_image(ImageBytes(content))
     except ValueError as error:
-        raise HTTPError(410, "the image can no longer be decoded") from error
+        raise HTTPException(410, "the image can no longer be decoded") from error
     image.thumbnail((size, size))
     encoded = io.BytesIO()
     image.save(encoded, format="JPEG", quality=85)

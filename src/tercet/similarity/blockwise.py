@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tercet.interfaces import PairScorer, RetrievalModel
 from tercet.similarity.padded_sets import PaddedSets, RaggedSets
+from tercet.single_backward import single_backward
 from tercet.types import Similarity
+
+NO_SECOND = "the similarity of a large batch is computed in blocks, which the backward pass computes again"
 
 Compare = Callable[[PaddedSets, PaddedSets], Similarity]
 Encoded = Tensor | RaggedSets
@@ -85,7 +87,7 @@ class _Recomputed(torch.autograd.Function):
         return batch.similarity(compare, block_products)
 
     @staticmethod
-    @once_differentiable
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         batch = _SetPair(*(PaddedSets(*sets) for sets in zip(ctx.saved_tensors, ctx.real, strict=True)))
         block_side = batch.block_side(ctx.block_products)

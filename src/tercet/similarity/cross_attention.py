@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tercet.similarity.padded_sets import PaddedSets
+from tercet.single_backward import single_backward
+
+NO_SECOND = "cross attention has a backward pass of its own"
 
 Norm = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"]
 Pooling = Literal["LogSumExp", "Mean", "Max", "Sum"]
@@ -172,7 +174,7 @@ class _Attended(torch.autograd.Function):
         return (weights * products).sum(dim=1), (weights * weighted_gram).sum(dim=1)
 
     @staticmethod
-    @once_differentiable
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, dots_grad: Tensor, squares_grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weights, products, weighted_gram = ctx.saved_tensors
         dots_grad, squares_grad = dots_grad[:, None], squares_grad[:, None]

@@ -15,25 +15,9 @@ from tercet.objectives.aoq import AOQ
 from tercet.objectives.inputs import Rows, hardest_negative, query_weights
 from tercet.objectives.streaming.autograd import products_of_entries
 from tercet.similarity import as_pair_scorer
-from tercet.training import process_group
+from tercet.training import runtime
 from tercet.training.settings import TrainSettings
 from tercet.types import Batch, MinedItems, PairMask
-
-
-def check_mined_settings(objective: RowObjective, warmup: RowObjective | None, settings: TrainSettings) -> None:
-    """Check before any work that --mined is given if and only if it is used."""
-    users = [each.name for each in (objective, warmup) if isinstance(each, AOQ)]
-    if users and settings.mined is None:
-        raise ValueError(f"{users[0]} needs --mined, a folder written by `tercet mine`")
-    if settings.mined is None:
-        return
-    if settings.mined_as_candidates and users:
-        raise ValueError(f"{users[0]} uses mined negatives itself: --mined-as-candidates is for the other objectives")
-    if not users and not settings.mined_as_candidates:
-        raise ValueError(
-            f"{objective.name} does not use --mined: off-tri, off-quin and aoq do; for other objectives add "
-            "--mined-as-candidates"
-        )
 
 
 def hard_negative_sampler(
@@ -130,8 +114,8 @@ def all_gather_mined(
     model: RetrievalModel, images: Tensor, captions: Tensor, batch: Batch, members: MinedMembers
 ) -> Float[Tensor, "pair 4"]:
     """All-gather member similarities: each rank computes the pairs of its own images with captions of all ranks."""
-    caption_ids = process_group.all_gather_items(batch.caption_ids)
+    caption_ids = runtime.all_gather_items(batch.caption_ids)
     positives = batch.image_ids[:, None] == caption_ids[None, :]
-    all_captions = process_group.all_gather_items(captions)
+    all_captions = runtime.all_gather_items(captions)
     mined = members._replace(concatenated=None).similarity(model, images, all_captions, positives)
-    return process_group.all_gather_items(mined)
+    return runtime.all_gather_items(mined)

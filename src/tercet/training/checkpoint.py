@@ -26,7 +26,7 @@ def save_state(folder: Path, step: int, state: State) -> None:
     torch.save(state, content)
     data = content.getvalue()
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"step_{step:08d}.pt"
+    file = _file(folder, step)
     manifest: dict[str, Any] = {"format_version": FORMAT_VERSION, "step": step, "bytes": len(data)}
     manifest["sha256"] = hashlib.sha256(data).hexdigest()
     atomic_write(file, data)
@@ -47,10 +47,7 @@ def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[S
         if isinstance(manifest, dict):
             check_format(manifest.get("format_version"), file)  # raises: a run of another Tercet is not started over
         try:
-            data = file.read_bytes()
-            if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-                raise ValueError("checksum mismatch")
-            state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            state = _load(file, manifest)
             message = error_in(state)
             if message is not None:
                 raise ValueError(message)
@@ -58,6 +55,27 @@ def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[S
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
             log(f"skipping damaged checkpoint {file.name}: {error}")
     return None
+
+
+def state_at(folder: Path, step: int) -> State:
+    """Return the checkpoint of this step, which rank 0 has chosen."""
+    file = _file(folder, step)
+    try:
+        return _load(file, json.loads(file.with_suffix(".json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file}: rank 0 resumes from it, and this process cannot read it: {error}") from error
+
+
+def _load(file: Path, manifest: Any) -> State:
+    data = file.read_bytes()
+    if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+        raise ValueError("checksum mismatch")
+    state: State = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return state
+
+
+def _file(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:08d}.pt"
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -1,10 +1,12 @@
 """Evaluation of a model on a split: encode every item once, rank every positive; re-ranking with X-VLM."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.data.dataset import PairedData, Source
@@ -20,6 +22,7 @@ from tercet.interfaces import CaptionBatchSize, Reranker, RetrievalModel
 from tercet.names import suggest
 from tercet.similarity import RaggedSets
 
+IMAGES_PER_BLOCK = 256  # of S, when it is read in blocks of rows
 BATCH_SIZE, PIXEL_BATCH_SIZE, RERANK_BATCH_SIZE = 512, 64, 32
 
 Encoded = Tensor | RaggedSets
@@ -131,3 +134,30 @@ def _batches(source: Source, device: torch.device) -> Iterator[tuple[Any, Any]]:
     for batch in torch.arange(len(source)).split(RERANK_BATCH_SIZE):
         items, lengths = source.take(batch)
         yield items.to(device), None if lengths is None else lengths.to(device)
+
+
+@dataclass(frozen=True)
+class EmbeddedSplit:
+    """The evaluated split, embedded by one trained model."""
+
+    name: str
+    model: RetrievalModel
+    images: Encoded
+    captions: Encoded
+    owners: Int[Tensor, " caption"]
+
+    def captions_for(self, image: int) -> Float[np.ndarray, " caption"]:
+        return self._similarity(self.images[image : image + 1], self.captions[:])[0]
+
+    def images_for(self, caption: int) -> Float[np.ndarray, " image"]:
+        return self._similarity(self.images[:], self.captions[caption : caption + 1])[:, 0]
+
+    def blocks(self) -> Iterator[tuple[slice, Float[np.ndarray, "image caption"]]]:
+        """Blocks of rows of S, so that the full matrix is never in memory."""
+        for start in range(0, len(self.images), IMAGES_PER_BLOCK):
+            block = slice(start, start + IMAGES_PER_BLOCK)
+            yield block, self._similarity(self.images[block], self.captions[:])
+
+    @torch.inference_mode()
+    def _similarity(self, images: Tensor, captions: Tensor) -> np.ndarray:
+        return np.asarray(self.model.similarity(images, captions).float().cpu().numpy())

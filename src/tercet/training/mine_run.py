@@ -23,10 +23,11 @@ from tercet.data.hard_negatives import (
 from tercet.inference import checksum_of_weights, load
 from tercet.interfaces import RetrievalModel
 from tercet.mining.filters import FalseNegativeFilters
-from tercet.mining.mine import Advance, MiningConfig, mine
+from tercet.mining.mine import MiningConfig, mine
+from tercet.progress import ConsoleProgress
 from tercet.similarity import SplitScorer, split_scorer
-from tercet.storage import atomic_path, sha256_of
-from tercet.training import process_group
+from tercet.storage import atomic_path, is_intact, seal, sha256_of
+from tercet.training import runtime
 from tercet.training.eval_loop import encode_split
 from tercet.training.evaluate_run import preprocess_split
 from tercet.training.settings import MineSettings
@@ -52,9 +53,9 @@ def mine_table(settings: MineSettings) -> MinedTable:
         "weights": checksum_of_weights(settings.model),
         "data_checksum": data.checksum()[:16],
     }
-    with _ProgressBar() as bar:
-        make_scorer = partial(cached_scorer, retriever.model, data, log=bar.log)
-        mined = mine(make_scorer, data, target, config, model, shortlist=shortlist, advance=bar.advance)
+    with ConsoleProgress() as progress:
+        make_scorer = partial(cached_scorer, retriever.model, data, log=progress.log)
+        mined = mine(make_scorer, data, target, config, model, shortlist=shortlist, progress=progress)
     table = open_mined(target, data)
     print(f"{target} {'written' if mined else 'already exists'}: {_summary(table)}")
     empty = count_empty_lists(target)
@@ -82,7 +83,7 @@ def table_of_epoch(
     """
     current = epoch - epoch % every
     target, previous = (folder / f"mined_{mined_at}" for mined_at in (current, current - every))
-    if process_group.is_main_process() and not target.exists():
+    if runtime.is_main_process() and not target.exists():
         log(f"mining the training split again before epoch {epoch + 1}")
         before = table if current == every else open_mined(previous, data)
         remine(model, data, target, table, f"epoch {current}", before)
@@ -94,7 +95,7 @@ def table_of_epoch(
             )
         for old in range(every, current - every, every):  # a resume may still need the previous table
             shutil.rmtree(folder / f"mined_{old}", ignore_errors=True)
-    process_group.barrier()
+    runtime.barrier()
     return open_mined(target, data)
 
 
@@ -152,14 +153,18 @@ def cached_scorer(
             assert isinstance(items, Tensor)
             with atomic_path(file) as temporary, temporary.open("wb") as stream:
                 np.save(stream, items.float().numpy())
+                stream.flush()
+                seal(temporary)
     return split_scorer(model, *encoded)
 
 
 def _read_cached(file: Path, rows: int) -> Tensor | None:
     """Return cached embeddings; None if the file is missing or damaged."""
+    if not is_intact(file):
+        return None
     try:
         embeddings = np.load(file)
-    except (OSError, ValueError, EOFError):
+    except Exception:  # numpy raises exceptions of many kinds for damaged headers
         return None
     return torch.from_numpy(embeddings) if embeddings.shape[:1] == (rows,) else None
 
@@ -170,26 +175,3 @@ def _summary(table: MinedTable) -> str:
         f"{images:,} images with up to {table.captions.shape[1]:,} captions each, {captions:,} captions with up to "
         f"{table.images.shape[1]:,} images each; use it with tercet train --mined"
     )
-
-
-class _ProgressBar:
-    """A progress bar of images on stderr."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("mining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True))
-        self._task = self._progress.add_task("", total=None)
-        self.advance: Advance = lambda done, total: self._progress.update(self._task, completed=done, total=total)
-
-    def log(self, text: str) -> None:
-        print(text, file=sys.stderr)
-
-    def __enter__(self) -> "_ProgressBar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()

@@ -1,4 +1,4 @@
-"""Monitoring of a run: warnings about its health, throughput, peak memory."""
+"""Monitoring of a run: warnings about its health, throughput, peak memory, triplets of a batch, TensorBoard events."""
 
 import time
 from collections import Counter
@@ -7,18 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from tercet import runs
 from tercet.data.dataset import PairedData, shared_texts
 from tercet.interfaces import TorchModule
 from tercet.objectives.base import MONITOR_MARGIN
-from tercet.types import Batch
+from tercet.objectives.inputs import as_rows, hardest_negative
+from tercet.types import Batch, PairMask, Similarity
 
 EQUAL_SPREAD = 1e-4  # standard deviation of similarities below which all of a batch count as equal
 PATIENCE = 5  # consecutive checks before a warning: a single unusual batch is not reported
 CHANCE = 0.9  # fraction of the mean rank of random guessing above which a model has learned nothing
 MIN_IMAGES = 20  # validation images below which the mean rank is too noisy to judge
 SMOOTHING = 0.95  # weight of the past in moving averages of throughput
+MAX_TRIPLETS, DIGITS = 128, 4  # logged per batch, and their decimals
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -171,3 +175,58 @@ def _reset_peak() -> bool:
 def _memory_mb(field: str) -> float:
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
+
+
+class TensorBoardLog:
+    """Writes the lines of metrics.jsonl as TensorBoard scalars."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError("--tensorboard needs its package: pip install tensorboard") from error
+        self._writer: Any = SummaryWriter(str(folder / runs.TENSORBOARD))
+        self._written = 0
+
+    def write(self, folder: Path) -> None:
+        """Write the lines that were appended since the last call."""
+        lines = runs.read_lines(folder)
+        for line in lines[self._written :]:
+            for name, value in _flat(line).items():
+                self._writer.add_scalar(name, value, line["step"])
+        self._written = len(lines)
+        self._writer.flush()
+
+
+def _flat(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    scalars: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, dict):
+            scalars |= _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("step", "epoch"):
+            scalars[f"{prefix}{name}"] = float(value)
+    return scalars
+
+
+@torch.no_grad()
+def batch_triplets(
+    similarity: Similarity, positives: PairMask, ignored: PairMask | None = None
+) -> dict[str, list[float | None]]:
+    """The triplets of a batch's first positive pairs, rounded, for JSON.
+
+    `s_p` is the similarity of the pair, `i2t` and `t2i` that of the hardest negative of the image and of the caption,
+    or None if there is no negative.
+    """
+    rows = as_rows(similarity, positives, ignored)
+    image, caption = (index[:MAX_TRIPLETS] for index in rows.positives.nonzero(as_tuple=True))
+    triplets: dict[str, list[float | None]] = {"s_p": _rounded(rows.similarity[image, caption])}
+    for direction, anchored, anchor in (("i2t", rows, image), ("t2i", rows.transposed(), caption)):
+        hardest = hardest_negative(anchored)
+        exists = hardest.exists[anchor].tolist()
+        s_n = _rounded(hardest.similarity[anchor])
+        triplets[direction] = [s if has_one else None for s, has_one in zip(s_n, exists, strict=True)]
+    return triplets
+
+
+def _rounded(similarity: Float[Tensor, " triplet"]) -> list[float | None]:
+    return [round(s, DIGITS) for s in similarity.double().tolist()]

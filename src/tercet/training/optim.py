@@ -25,8 +25,13 @@ def freeze(model: TorchModule, frozen: Sequence[str]) -> None:
         raise ValueError(f"--frozen {' '.join(frozen)} leaves no parameters to train")
 
 
-def make_optimizer(model: TorchModule, settings: TrainSettings) -> torch.optim.Optimizer:
-    """One parameter group per learning rate and weight decay, with frozen parameters: they may be unfrozen later."""
+def make_optimizer(
+    model: TorchModule, settings: TrainSettings, objective: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """One parameter group per learning rate and weight decay, with frozen parameters: they may be unfrozen later.
+
+    Parameters of a user's objective have the base learning rate and no weight decay.
+    """
     multipliers = dict.fromkeys((name for name, _ in model.named_parameters()), 1.0)
     for prefix, factor in settings.lr_multipliers.items():
         multipliers |= dict.fromkeys(_with_prefix(model, prefix), float(factor))
@@ -43,6 +48,9 @@ def make_optimizer(model: TorchModule, settings: TrainSettings) -> torch.optim.O
         }
         for factor, decay in sorted({(multipliers[name], decays[name]) for name in multipliers}, reverse=True)
     ]
+    of_objective = [] if objective is None else list(objective.parameters())
+    if of_objective:
+        groups.append({"params": of_objective, "lr": settings.learning_rate, "weight_decay": 0.0})
     # fused: one pass over all parameters of a group instead of a dozen small operations per parameter.
     betas = (0.9, settings.adam_beta2)
     optimizer: torch.optim.Optimizer = OPTIMIZERS[settings.optimizer](groups, betas=betas, fused=True)
@@ -72,8 +80,10 @@ def schedule(
 
 def lr_factor(settings: TrainSettings, steps_per_epoch: int) -> Factor:
     """Return the factor on the learning rate at each step: linear warmup, then the named schedule."""
-    warmup = round(settings.warmup_epochs * steps_per_epoch)
     total = settings.epochs * steps_per_epoch
+    warmup = round(settings.warmup_epochs * steps_per_epoch)
+    if warmup >= total:  # a run of one epoch would be warmup only
+        warmup = total // 10
     schedules: dict[str, Factor] = {
         "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup)))),
         "linear": lambda step: max(0.0, 1 - (step - warmup) / max(1, total - warmup)),

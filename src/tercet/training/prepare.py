@@ -1,24 +1,46 @@
-"""Preparation of a dataset for a system: the inputs of the model, sizes that depend on the data, the model itself."""
+"""Preparation of a run: the data as inputs of the model, the model itself, and what defines the run.
 
-from collections.abc import Callable
+`prepare_data` opens a dataset for a system; `resolve` builds the objectives and lists everything that defines the run;
+`run_id_of` hashes that and the data, and names the run folder.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from tercet import runs
 from tercet.data.dataset import DataSet, PairedData, Source, Split, paired
 from tercet.data.encoders.extract import encoders_of
+from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
+from tercet.data.formats.from_python import DataLike, register_data
+from tercet.data.hard_negatives import filters_of, is_shortlisted, table_checksum
+from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
-from tercet.inference import Preprocessor, Retriever, load, tokenize
+from tercet.in_memory import code_in_memory, is_in_memory, short_name
+from tercet.inference import WEIGHTS, Preprocessor, Retriever, checksum_of_weights, load, tokenize
 from tercet.interfaces import RetrievalModel, SystemSpec
-from tercet.models import build, preset, system_of
+from tercet.models import build, preset, system_of, training_defaults
 from tercet.models.parts.backbone import image_size_of
 from tercet.models.parts.backbone import max_positions as max_positions_of
-from tercet.training.settings import TrainSettings
+from tercet.names import flag, split_settings
+from tercet.objectives import RowObjective, objective
+from tercet.objectives.aoq import AOQ
+from tercet.objectives.registry import spec_of
+from tercet.plugins import is_file_name, source_checksum
+from tercet.training.eval_loop import check_select_metric
+from tercet.training.settings import CODE_SETTINGS, TrainSettings, identity_of
+from tercet.training.step import objective_for, takes_scale
+
+OBJECTS = ("data", "objective", "warmup_objective")
+"""Settings that may be an object instead of text when they are given from Python."""
 
 Read = Callable[[Split], Source | None]
 Reader = tuple[Read, dict[str, Any], dict[str, Any]]
@@ -43,6 +65,14 @@ class PreparedData:
         splits = (self.train, self.validation, self.test)
         return "".join(split.checksum()[:16] for split in splits if split is not None)
 
+    @property
+    def held_out(self) -> PairedData:
+        """The split that runs are evaluated on: test, or validation if there is no test split."""
+        data = self.test if self.test is not None else self.validation
+        if data is None:
+            raise ValueError(f"{self.name} has neither a test nor a validation split: runs cannot be evaluated")
+        return data
+
     def model(self, settings: TrainSettings) -> RetrievalModel:
         """Build the model, with random weights from the run's seed or the weights of `init_from`."""
         with torch.random.fork_rng(devices=[]):
@@ -52,6 +82,7 @@ class PreparedData:
             source = load(settings.init_from)
             if source.system != self.system:
                 raise ValueError(f"--init-from {settings.init_from} is a {source.system}, the model is a {self.system}")
+            self._check_vocabulary(source, settings.init_from)
             own, loaded = model.state_dict(), source.model.state_dict()
             mismatched = [name for name in own if name not in loaded or own[name].shape != loaded[name].shape]
             if mismatched:
@@ -61,6 +92,35 @@ class PreparedData:
             model.load_state_dict({name: loaded[name] for name in own})
         return model
 
+    def _check_vocabulary(self, source: Retriever, name: str | Path) -> None:
+        """Raise if the word embeddings of `source` belong to other words: their number alone may be equal."""
+        own, other = self.preprocessor.vocabulary, source.preprocessor.vocabulary
+        if own is None or other is None or own.words == other.words:
+            return
+        row = next((n for n, (a, b) in enumerate(zip(own.words, other.words, strict=False)) if a != b), len(own.words))
+        raise ValueError(
+            f"--init-from {name} has another vocabulary ({len(other.words)} words, here {len(own.words)}; they differ "
+            f"from token id {row} on): its word embeddings belong to other words"
+        )
+
+    def check_effective(self, settings: TrainSettings) -> None:
+        """Raise for settings that would do nothing for this model and data, unless they come from its recipe."""
+        images, captions = self.train.images, self.train.captions
+        reads_pixels, reads_tokens = isinstance(images, Pixels), isinstance(captions, TokenizedCaptions)
+        reads_regions = reads_pixels or (isinstance(images, FeatureArray) and len(images.shape) == 3)
+        useless = {
+            "drop_words": None if reads_tokens else "captions are vectors, not token ids",
+            "drop_regions": None if reads_regions else "images are single vectors, not regions",
+            "crop": None if reads_pixels else "the data has image features, which cannot be cropped",
+            "image_size": None if reads_pixels else "the data has image features, not pixels",
+            "squash": None if reads_pixels else "the data has image features, not pixels",
+        }
+        recipe = training_defaults(settings.model, settings.round)
+        for name, why in useless.items():
+            value, default = getattr(settings, name), TrainSettings.__dataclass_fields__[name].default
+            if why is not None and value not in (default, recipe.get(name, default)):
+                raise ValueError(f"{flag(name)} {value} would do nothing for {settings.model}: {why}")
+
     def retriever(self, model: RetrievalModel) -> Retriever:
         return Retriever(self.system, model, self.preprocessor)
 
@@ -68,9 +128,9 @@ class PreparedData:
 def prepare_data(settings: TrainSettings) -> PreparedData:
     """Open the dataset and prepare it for the model of the settings."""
     data = open_data(settings.data, images=settings.images, features=settings.features)
+    name = _name_of_data(settings.data, data)
     system, model_settings = preset(settings.model)
     model_settings = model_settings | settings.model_settings
-    name = data.path.stem.removeprefix("dataset_") if settings.data.split(":")[0] != "scenes" else "scenes"
     spec = system_of(system).spec
     read_images, image_sizes, image_fields = _images(data, spec, model_settings, settings)
     read_captions, caption_sizes, caption_fields = _captions(data, spec, model_settings, settings)
@@ -92,6 +152,30 @@ def prepare_data(settings: TrainSettings) -> PreparedData:
         image_sizes | caption_sizes,
         Preprocessor(**image_fields | caption_fields),
     )
+
+
+def name_objects(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as text: data and objectives that were given as objects get a name (see `tercet.in_memory`)."""
+    named = dict(given)
+    for name in OBJECTS:
+        if name in given and given[name] is not None and not isinstance(given[name], (str, Path)):
+            is_data = name == "data"
+            named[name] = name_data(given["data"], given.get("images")) if is_data else spec_of(given[name])
+    return named
+
+
+def name_data(data: DataLike, images: str | Path | None) -> str:
+    """The data as text: a path, or the name of data that was given as an object."""
+    if isinstance(data, (str, Path)):
+        return str(data)
+    return register_data(open_data(data, images=images))
+
+
+def _name_of_data(given: str, data: DataSet) -> str:
+    """Part of the name of the run folder."""
+    if is_in_memory(given):
+        return short_name(given).lower()
+    return "scenes" if given.split(":")[0] == "scenes" else data.path.stem.removeprefix("dataset_")
 
 
 def _transform(spec: SystemSpec, vision: Any, settings: TrainSettings) -> TransformSettings:
@@ -169,3 +253,111 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
         {"vocab_size": len(vocabulary)},
         {"vocabulary": vocabulary},
     )
+
+
+NOT_HASHED = ("data", "images", "mined")  # paths; the run hash contains the checksums of their content
+
+
+def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
+    """Return the objective, the warmup objective, and everything that defines the run, ready for JSON."""
+    check_select_metric(settings.select_metric)
+    if settings.model.endswith("-finetuned") and settings.init_from is None:
+        raise ValueError(f"{settings.model} is a second stage: --init-from must name the run of the first stage")
+    main = objective_for(settings.model, settings.objective, settings.objective_settings)
+    warmup = _warmup_objective(settings)
+    check_mined_settings(main, warmup, settings)
+    source = _checksum_of_code(settings.objective)
+    identity = identity_of(settings) | {
+        "objective": main.name if source is None else settings.objective,
+        "objective_settings": main.settings,
+        "objective_source": source,
+        "warmup_source": _checksum_of_code(settings.warmup_objective),
+        "learned_scale": takes_scale(settings.model, main.settings, settings.objective_settings),
+        "pretrained": _pretrained_checksums(settings),
+        "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
+        "init_checksum": None if settings.init_from is None else _init_checksum(Path(settings.init_from)),
+    }
+    if is_in_memory(settings.objective):
+        identity["objective_code"] = code_in_memory(settings.objective)
+    if is_file_name(settings.model):
+        identity["model_source"] = source_checksum(settings.model)
+    if settings.mined is not None and settings.mine_every is not None:
+        identity["mined_again"] = _mining_identity(Path(settings.mined))
+    return main, warmup, identity
+
+
+def _checksum_of_code(name: str | None) -> str | None:
+    """Checksum of an objective's file, or of its code if it was given from Python; None for a registered one."""
+    name = None if name is None else split_settings(name)[0]
+    if name is None or not (is_file_name(name) or is_in_memory(name)):
+        return None
+    return source_checksum(name) if is_file_name(name) else name.rpartition(":")[2]
+
+
+def run_id_of(settings: TrainSettings, prepared: PreparedData) -> str:
+    """Return the hash of settings and data that names the run."""
+    return hash_identity(resolve(settings)[2], prepared)
+
+
+def hash_identity(identity: dict[str, Any], prepared: PreparedData) -> str:
+    """The same, of an identity that is resolved already."""
+    hashed = {name: value for name, value in identity.items() if name not in NOT_HASHED}
+    for name in CODE_SETTINGS:  # the checksum of a file is part of the hash, its place is not
+        if isinstance(hashed.get(name), str) and is_file_name(hashed[name]):
+            hashed[name] = Path(hashed[name]).name
+    return runs.run_hash(hashed, prepared.checksum)
+
+
+def _warmup_objective(settings: TrainSettings) -> RowObjective | None:
+    """With those objective settings that the warmup objective has too: one margin for both."""
+    if settings.warmup_objective is None:
+        return None
+    name, own = split_settings(settings.warmup_objective)
+    known = objective(name, **own).settings
+    shared = {name: value for name, value in settings.objective_settings.items() if name in known}
+    return objective_for(settings.model, name, shared | own)
+
+
+def _mining_identity(table: Path) -> dict[str, Any]:
+    """What later tables depend on besides the lists of the first: its filters, and whether it had a shortlist."""
+    filters = {name: value for name, value in filters_of(table).items() if name != "pairs"}
+    return filters | {"shortlist": is_shortlisted(table)}
+
+
+def _pretrained_checksums(settings: TrainSettings) -> dict[str, str]:
+    """Checksums of pretrained weights in local folders; a model name on the hub identifies itself."""
+    system, model_settings = preset(settings.model)
+    model_settings = model_settings | settings.model_settings
+    checksums = {}
+    spec = system_of(system).spec
+    for part in sorted({spec.vision or "", spec.text or ""}):
+        folder = model_settings.get(part)
+        if isinstance(folder, str) and Path(folder).is_dir():
+            files = sorted(f for kind in ("*.safetensors", "*.bin", "config.json") for f in Path(folder).glob(kind))
+            digest = hashlib.sha256()
+            for file in files:
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+            checksums[part] = digest.hexdigest()[:16]
+    return checksums
+
+
+def _init_checksum(folder: Path) -> str:
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"--init-from: {folder / WEIGHTS}: no such file")
+    return checksum_of_weights(folder)
+
+
+def check_mined_settings(objective: RowObjective, warmup: RowObjective | None, settings: TrainSettings) -> None:
+    """Check before any work that --mined is given if and only if it is used."""
+    users = [each.name for each in (objective, warmup) if isinstance(each, AOQ)]
+    if users and settings.mined is None:
+        raise ValueError(f"{users[0]} needs --mined, a folder written by `tercet mine`")
+    if settings.mined is None:
+        return
+    if settings.mined_as_candidates and users:
+        raise ValueError(f"{users[0]} uses mined negatives itself: --mined-as-candidates is for the other objectives")
+    if not users and not settings.mined_as_candidates:
+        raise ValueError(
+            f"{objective.name} does not use --mined: off-tri, off-quin and aoq do; for other objectives add "
+            "--mined-as-candidates"
+        )

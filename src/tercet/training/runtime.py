@@ -1,17 +1,28 @@
-"""Runtime of a run: choosing a device, moving a batch to it, seeding a step, and Ctrl-C between two steps."""
+"""What a run executes on: the device, its random generators, Ctrl-C, and the process group of several processes.
 
+`torchrun --nproc-per-node 2 -m tercet train ...` trains in several processes: each takes its shard of every batch, and
+negatives come from all shards. The objective all-gathers embeddings with an exact gradient; here gradients of weights
+are averaged, so that every process makes the step that one process would make on the whole batch.
+"""
+
+import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Shaped
 from torch import Tensor
 
-from tercet.training import process_group
-from tercet.types import Batch, MinedItems
+from tercet.interfaces import TorchModule
+from tercet.objectives.distributed import all_gather_rows
+from tercet.types import Batch, MinedItems, PairMask
 
 Items = TypeVar("Items", Batch, MinedItems)
 
@@ -19,7 +30,7 @@ Items = TypeVar("Items", Batch, MinedItems)
 def to_device(batch: Batch, device: torch.device, precision: str) -> Batch:
     """Return this process's shard of the batch, on its device and in the run's precision."""
     if dist.is_available() and dist.is_initialized():
-        batch = process_group.shard_batch(batch, *process_group.world())
+        batch = shard_batch(batch, *world())
     if device.type == "cpu" and precision != "float64":
         return batch
     dtype = torch.float64 if precision == "float64" else torch.float32
@@ -78,3 +89,113 @@ def select_device(name: str | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: no CUDA device is available")
     return device
+
+
+def world() -> tuple[int, int]:
+    """Return (rank, world size); (0, 1) without a process group."""
+    return (dist.get_rank(), dist.get_world_size()) if _initialised() else (0, 1)
+
+
+def is_main_process() -> bool:
+    """Whether this process is rank 0, the one that writes files and logs."""
+    return world()[0] == 0
+
+
+@contextmanager
+def distributed_run(device: str) -> Iterator[None]:
+    """Initialize the process group under torchrun; do nothing in a single process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or _initialised():
+        yield
+        return
+    if device.startswith("cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def shard_batch(batch: Batch, rank: int, count: int) -> Batch:
+    """Return the images of this rank with the captions of the same rows or, if counts differ, the captions of them.
+
+    Every rank makes the whole batch first, so that its randomness does not depend on the number of processes.
+    """
+    rows = len(batch.image_ids)
+    start, end = rows * rank // count, rows * (rank + 1) // count
+    images = slice(start, end)
+    if rows == len(batch.caption_ids):
+        captions: slice | Tensor = images
+    else:
+        # A caption goes with the first of its images; mined captions, whose images are not here, are spread evenly.
+        is_own = batch.caption_ids[:, None] == batch.image_ids[None, :]
+        row = torch.where(
+            is_own.any(dim=1), is_own.int().argmax(dim=1), torch.arange(len(is_own)) * rows // len(is_own)
+        )
+        captions = (row >= start) & (row < end)
+    return replace(
+        batch,
+        images=batch.images[images],
+        captions=batch.captions[captions],
+        image_ids=batch.image_ids[images],
+        caption_ids=batch.caption_ids[captions],
+        image_lengths=None if batch.image_lengths is None else batch.image_lengths[images],
+        caption_lengths=None if batch.caption_lengths is None else batch.caption_lengths[captions],
+        mined=None if batch.mined is None else _mined_shard(batch.mined, batch.positives(), images),
+    )
+
+
+def _mined_shard(mined: MinedItems, positives: PairMask, images: slice) -> MinedItems:
+    """Return the mined items of the positive pairs of these images, with captions of all ranks."""
+    image = positives.nonzero()[:, 0]
+    pairs = (image >= images.start) & (image < images.stop)
+    image_items, image_indices = mined.image_indices[pairs].unique(return_inverse=True)
+    caption_items, caption_indices = mined.caption_indices[pairs].unique(return_inverse=True)
+    return MinedItems(
+        mined.images[image_items],
+        mined.captions[caption_items],
+        image_indices,
+        caption_indices,
+        None if mined.image_lengths is None else mined.image_lengths[image_items],
+        None if mined.caption_lengths is None else mined.caption_lengths[caption_items],
+    )
+
+
+def average_gradients(model: TorchModule) -> None:
+    """Average the gradients over all processes in one all-reduce."""
+    if not _initialised():
+        return
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, average in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(average.view_as(gradient))
+
+
+def all_gather_items(local: Shaped[Tensor, "item *rest"]) -> Shaped[Tensor, "global_item *padded"]:
+    """All-gather rows with an exact gradient; sets of regions or words are padded to the longest of all ranks."""
+    if local.ndim == 3:
+        longest = torch.tensor(local.shape[1], device=local.device)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        local = F.pad(local, (0, 0, 0, int(longest) - local.shape[1]))
+    return all_gather_rows(local)
+
+
+def from_main(value: int) -> int:
+    """Return the value of rank 0 on every rank."""
+    values = [value]
+    if _initialised():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def barrier() -> None:
+    if _initialised():
+        dist.barrier()
+
+
+def _initialised() -> bool:
+    return dist.is_available() and dist.is_initialized()

@@ -11,24 +11,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from tercet.names import coerce, flag, suggest
+from tercet.names import coerce, flag, parse_overrides, split_settings, suggest
 from tercet.plugins import check_trusted, installed, is_file_name, trust
-from tercet.recipes import DEFAULTS, RECIPES, training_values
-
-
-def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Parse `embed_dim=512 kind=mlp` into a dict. Values are parsed as JSON, and kept as text where that fails."""
-    overrides = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            raise ValueError(f"expected name=value, got {item!r}")
-        try:
-            overrides[name] = json.loads(value)
-        except json.JSONDecodeError:
-            overrides[name] = value
-    return overrides
-
+from tercet.recipes import TRAINING
 
 NamedValues = Annotated[
     dict[str, Any],
@@ -59,7 +44,8 @@ class TrainSettings:
     """A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip) or a recipe (vsepp-f30k, scan-t2i-coco,
     ...). A recipe changes the defaults of the other settings: see `--model NAME --help`."""
     objective: str = "triplet-sh"
-    """Training objective by name, or your own as path/to/file.py:function."""
+    """Training objective by name, or your own as path/to/file.py:function. Settings may follow, for a function its
+    keyword parameters: nt-xent:temperature=0.05, mine.py:f:margin=0.3."""
     seed: int = 0
     """Random seed of initial weights, batch order and augmentation. Equal settings and seed give equal weights."""
 
@@ -198,6 +184,10 @@ class TrainSettings:
     """Also write the content of metrics.jsonl as TensorBoard events to the run folder."""
 
     def __post_init__(self) -> None:
+        name, settings = split_settings(self.objective)
+        if settings:  # written after the name
+            object.__setattr__(self, "objective", name)
+            object.__setattr__(self, "objective_settings", _joined(self.objective_settings, settings))
         _check(self)
 
 
@@ -227,6 +217,7 @@ CODE_SETTINGS = {"model": "model_source", "objective": "objective_source", "warm
 """Settings that may name a Python file -> the key with its checksum in a run's settings.json."""
 DERIVED_KEYS = (
     "objective_source",
+    "objective_code",
     "warmup_source",
     "model_source",
     "init_checksum",
@@ -264,11 +255,11 @@ def make_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> TrainS
 
 
 def _training_values(model: str, training_round: int) -> dict[str, Any]:
-    if is_file_name(model) or (model not in (*RECIPES, *DEFAULTS) and model in installed("tercet.models")):
+    if is_file_name(model) or (model not in TRAINING[1] and model in installed("tercet.models")):
         from tercet.models import training_defaults  # imports torch: only for models from outside
 
         return training_defaults(model)
-    return training_values(model, training_round)
+    return TRAINING[2 if training_round == 2 else 1].get(model, {})
 
 
 def defaults_for(arguments: Sequence[str]) -> TrainSettings:
@@ -311,7 +302,9 @@ def check_code(saved: dict[str, Any], named_by: Path, but: Mapping[str, Any] | N
     for name, source in CODE_SETTINGS.items():
         value = saved.get(name)
         if isinstance(value, str) and is_file_name(value) and name not in (but or {}):
-            saved[name] = check_trusted(value, saved.get(source), named_by)
+            file_name, settings = split_settings(value)
+            trusted = check_trusted(file_name, saved.get(source), named_by)
+            saved[name] = trusted + value.removeprefix(file_name) if settings else trusted
 
 
 def identity_of(settings: TrainSettings) -> dict[str, Any]:
@@ -319,6 +312,14 @@ def identity_of(settings: TrainSettings) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if name not in EXECUTION_SETTINGS} | {
         "images": None if settings.images is None else str(settings.images)
     }
+
+
+def _joined(settings: dict[str, Any], after_name: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the objective from both places; `ValueError` if they differ."""
+    for name, value in after_name.items():
+        if settings.get(name, value) != value:
+            raise ValueError(f"--objective and --objective-settings differ: {name} is {value!r} and {settings[name]!r}")
+    return settings | after_name
 
 
 def _value(arguments: Sequence[str], flag: str) -> str | None:

@@ -6,7 +6,7 @@ Models with a learned scale (CLIP, SigLIP, X-VLM) replace the temperature of an 
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from tercet.interfaces import AuxiliaryLoss, GridEncoder, LogitScale, RetrievalM
 from tercet.models import learns_scale, training_defaults
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
-from tercet.training import process_group
+from tercet.training import runtime
 from tercet.training.aoq_step import MinedMembers, all_gather_mined
 from tercet.training.grad_cache import CachedEncoding, has_batch_norm, refuse_batch_norm
 from tercet.training.runtime import reseed
@@ -53,7 +53,7 @@ def with_model_bias(objective: RowObjective, model: RetrievalModel, named: Named
     """Return the objective with bias 0 if the bias learned by the model is used instead."""
     if scale_and_bias(model, objective, named)[1] is None:
         return objective
-    return replace(objective, bias=0.0)  # type: ignore[call-arg]  # only objectives that have a bias
+    return objective.with_settings(bias=0.0)
 
 
 def apply_scale(similarity: Similarity, model: RetrievalModel, objective: RowObjective, named: Named) -> Similarity:
@@ -152,7 +152,7 @@ class Step:
             given: dict[str, Any] = {"image_ids": batch.image_ids, "caption_ids": batch.caption_ids}
             given |= {"scale": scale, "bias": bias} | ({} if members is None else {"mined": members.pair_rows()})
             return objective(images, captions, **given)
-        if process_group.world()[1] == 1:
+        if runtime.world()[1] == 1:
             similarity, positives = self._similarity(objective, images, captions), batch.positives()
             if members is not None and isinstance(objective, AOQ):
                 mined = self._scaled(objective, members.similarity(self.model, images, captions, positives))
@@ -161,10 +161,8 @@ class Step:
         if has_pair_masks:
             raise ValueError("several processes support neither ignored pairs nor positives with different ids")
         # Each process compares its own images with the captions of all; the gathered rows are S.
-        similarity = process_group.all_gather_items(
-            self.model.similarity(images, process_group.all_gather_items(captions))
-        )
-        gathered_ids = [process_group.all_gather_items(ids) for ids in (batch.image_ids, batch.caption_ids)]
+        similarity = runtime.all_gather_items(self.model.similarity(images, runtime.all_gather_items(captions)))
+        gathered_ids = [runtime.all_gather_items(ids) for ids in (batch.image_ids, batch.caption_ids)]
         positives = gathered_ids[0][:, None] == gathered_ids[1][None, :]
         if members is not None and isinstance(objective, AOQ):
             mined = all_gather_mined(self.model, images, captions, batch, members)
@@ -238,7 +236,7 @@ def auxiliary_weight(model: RetrievalModel, settings: TrainSettings) -> float:
 
 def _fits_dense(images: Tensor, captions: Tensor) -> bool:
     """Whether S is held as a whole next to mined members: it is small, and there are no other processes."""
-    return process_group.world()[1] == 1 and len(images) * len(captions) <= MAX_DENSE_ENTRIES
+    return runtime.world()[1] == 1 and len(images) * len(captions) <= MAX_DENSE_ENTRIES
 
 
 def _mined_of(batch: Batch) -> MinedItems:

@@ -5,10 +5,11 @@ happen. All randomness in a step comes from the seed of that step, so an interru
 steps of an uninterrupted one.
 """
 
+import copy
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 
 from tercet import runs
 from tercet.analysis.cocos import cocos
-from tercet.analysis.triplet_diagram import batch_triplets
 from tercet.data.collate import Collator, SizeAugmentation
 from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import MinedTable, open_mined
@@ -28,38 +28,35 @@ from tercet.interfaces import Objective, RetrievalModel, TrainableBackbone
 from tercet.models import preset
 from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ
+from tercet.progress import ConsoleProgress, RunProgress
 from tercet.storage import LOCK, atomic_write, exclusive_lock
-from tercet.training import process_group
+from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
-from tercet.training.checkpoint import newest_state, save_state
+from tercet.training.checkpoint import newest_state, save_state, state_at
 from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.mine_run import filters_of_table, table_of_epoch
-from tercet.training.monitor import HealthMonitor, NotFiniteError, PeakMemory, Throughput, not_finite_error
+from tercet.training.monitor import (
+    HealthMonitor,
+    NotFiniteError,
+    PeakMemory,
+    TensorBoardLog,
+    Throughput,
+    batch_triplets,
+    not_finite_error,
+)
 from tercet.training.optim import freeze, make_optimizer, schedule
-from tercet.training.prepare import PreparedData, prepare_data
-from tercet.training.progress import RunProgress, TensorBoardLog, TerminalProgress
-from tercet.training.run_identity import hash_identity, resolve
+from tercet.training.prepare import PreparedData, hash_identity, name_objects, prepare_data, resolve
 from tercet.training.runtime import Interrupt, select_device, to_device
 from tercet.training.settings import TrainSettings, train_settings
 from tercet.training.step import Outcome, Step, apply_scale, with_model_bias
+from tercet.training.trained import Trained
 from tercet.types import Batch
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A finished run: `tercet.load(run.folder)` is its model."""
-
-    folder: Path
-    metrics: dict[str, float]
-    """With the weights that were best on validation."""
-    split: str
-    """The split of the metrics: test, or validation if the dataset has no test split."""
-
-
-def train(**given: Any) -> Trained:
-    """`tercet train` as a function: takes its settings by name."""
-    return train_run(train_settings(given))
+def train_with(given: Mapping[str, Any]) -> Trained:
+    """`tercet.train` with the settings that the caller gave, by name."""
+    return train_run(train_settings(name_objects(given)))
 
 
 def train_run(
@@ -69,23 +66,25 @@ def train_run(
     device = select_device(settings.device)
     main, warmup, identity = resolve(settings)  # before any work, so that a wrong name fails at once
     prepared = prepare_data(settings) if prepared is None else prepared
-    with process_group.distributed_run(device.type):
-        if process_group.is_main_process():
+    prepared.check_effective(settings)
+    with runtime.distributed_run(device.type):
+        if runtime.is_main_process():
             runs.make_root(settings.runs)
         run_id = hash_identity(identity, prepared)
         finished = runs.find_run(settings.runs, run_id)
         if finished is not None:
             if not settings.resume:
                 raise ValueError(f"{finished} is finished and never overwritten: remove the folder to train it again")
-            if process_group.is_main_process():
-                runs.remove_checkpoints(finished)
+            if runtime.is_main_process():
+                runs.remove_leftovers(finished)
             return finished_run(finished)
-        process_group.barrier()
-        if process_group.is_main_process():
+        runtime.barrier()
+        if runtime.is_main_process():
             runs.open_run(settings.runs, run_id, data=prepared.name, settings=identity)
-        process_group.barrier()
+        runtime.barrier()
         folder = runs.open_run(settings.runs, run_id, data=prepared.name, settings=identity)
-        return _run_in_folder(settings, prepared, (warmup or main, main), folder, progress, device, run_id)
+        objectives = warmup or main, main
+        return _run_in_folder(settings, prepared, objectives, folder, progress, device, run_id, identity)
 
 
 def finished_run(folder: Path) -> Trained:
@@ -100,24 +99,26 @@ def _run_in_folder(
     progress: RunProgress | None,
     device: torch.device,
     run_id: str,
+    identity: dict[str, Any],
 ) -> Trained:
-    if not process_group.is_main_process():
-        process_group.barrier()  # until rank 0 holds the lock and has cleared the folder under --no-resume
+    if not runtime.is_main_process():
+        runtime.barrier()  # until rank 0 holds the lock and has cleared the folder under --no-resume
         if runs.is_finished(folder):
             return finished_run(folder)
         _train_in_folder(settings, prepared, objectives, folder, RunProgress(), device)
-        process_group.barrier()
+        runtime.barrier()
         return finished_run(folder)
-    run_progress = progress or TerminalProgress(folder.name)
+    run_progress = progress or RunProgress(ConsoleProgress(transient=False))
     waiting = f"waiting for another process that is writing to {folder}"
     with run_progress, exclusive_lock(folder, lambda: run_progress.log(waiting)):
         finished = runs.is_finished(folder)
         if not finished and not settings.resume:
             runs.clear_run(folder, keep=LOCK)
-        process_group.barrier()
+        runtime.barrier()
         if finished:
-            (folder / LOCK).unlink(missing_ok=True)
+            runs.remove_leftovers(folder)
             return finished_run(folder)
+        runs.write_settings(folder, identity)
         run_progress.begin(folder / runs.LOG)
         run_progress.log(f"run folder {folder}")
         memory = PeakMemory(device)
@@ -127,11 +128,10 @@ def _run_in_folder(
             if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
                 shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
             raise
-        conditions = {"device": str(device), "processes": process_group.world()[1], "memory_mb": memory.peak_mb()}
+        conditions = {"device": str(device), "processes": runtime.world()[1], "memory_mb": memory.peak_mb()}
         conditions["run_id"] = run_id  # the folder may be renamed
         runs.finish_run(folder, conditions, seconds=seconds)
-        (folder / LOCK).unlink()
-    process_group.barrier()
+    runtime.barrier()
     return finished_run(folder)
 
 
@@ -152,7 +152,7 @@ def _train_in_folder(
         splits = prepared.train, prepared.validation, prepared.test
         loop = Loop(model, splits, objectives, settings, folder, progress, device, mined)
         loop.restore()
-        if process_group.is_main_process():
+        if runtime.is_main_process():
             prepared.retriever(model).write_description(folder)
         if preset(settings.model)[1].get("backbone") is not None and "image_dim" in prepared.sizes:
             progress.log(f"the dataset has image features: they are used instead of the backbone of {settings.model}")
@@ -192,13 +192,19 @@ class Loop:
         mined: MinedTable | None = None,
     ) -> None:
         """`splits`: train, validation, test. `objectives`: of the warmup epochs, and of the rest."""
-        self.model, self.objectives, self.settings = model, objectives, settings
+        self.model, self.settings = model, settings
+        if any(objective.states for objective in objectives):
+            objectives = copy.deepcopy(objectives)  # a user's objective has state of its own in every run
+        self.objectives = objectives
         self.data, self.validation, self.test = splits
         self.folder, self.progress, self.device, self.mined = folder, progress, device, mined
-        self.is_main, self.processes = process_group.is_main_process(), process_group.world()[1]
+        self.is_main, self.processes = runtime.is_main_process(), runtime.world()[1]
         model.to(device, torch.float64 if settings.precision == "float64" else torch.float32)
         freeze(model, settings.frozen)
-        self.optimizer = make_optimizer(model, settings)
+        self.objective_states = unique_states(objectives)
+        modules = [part for part in self.objective_states if isinstance(part, torch.nn.Module)]
+        self.objective_module = torch.nn.ModuleList(modules).to(device)
+        self.optimizer = make_optimizer(model, settings, self.objective_module)
         self.step, self.health, self.state = Step(model, settings), HealthMonitor(progress.log), TrainState()
         # A recipe for pixels also runs on precomputed features, which cannot be cropped.
         crop = settings.crop if isinstance(self.data.images, Pixels) else "none"
@@ -256,7 +262,7 @@ class Loop:
                 state.epoch, state.position = epoch + 1, 0
                 self.save()
                 self._log_epoch(epoch, metrics)
-                process_group.barrier()
+                runtime.barrier()
                 if interrupt.requested:
                     raise KeyboardInterrupt
         self._evaluate_best()
@@ -283,9 +289,11 @@ class Loop:
         for batch, indices in batches:
             outcome = self.step(objective, batch, indices.seed, ramp / len(batches))
         if self.processes > 1:
-            process_group.average_gradients(self.model)
+            runtime.average_gradients(self.model)
+            runtime.average_gradients(self.objective_module)
         limit = math.inf if settings.grad_clip is None else settings.grad_clip
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        parameters = [*self.model.parameters(), *self.objective_module.parameters()]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
         if not (math.isfinite(outcome.scalar) and math.isfinite(norm)):
             raise not_finite_error(batch, outcome.images, outcome.captions, self.model)
         self.optimizer.step()
@@ -357,15 +365,25 @@ class Loop:
     # Checkpoints.
 
     def restore(self) -> None:
-        """Restore the newest valid checkpoint, if there is one."""
-        checkpoint = newest_state(self.folder / runs.STATE, self.progress.log, self._error_in)
+        """Restore the newest valid checkpoint, if there is one.
+
+        Rank 0 chooses, and continues only when every rank has read that checkpoint: it may write a newer one at once.
+        """
+        states = self.folder / runs.STATE
+        checkpoint = newest_state(states, self.progress.log, self._error_in) if self.is_main else None
+        step = runtime.from_main(-1 if checkpoint is None else checkpoint["state"]["step"])
+        if not self.is_main and step >= 0:
+            checkpoint = state_at(states, step)
         if checkpoint is not None:
             self.model.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
+            for part, saved in zip(self.objective_states, checkpoint["objective"], strict=True):
+                part.load_state_dict(saved)
             self.state = TrainState(**checkpoint["state"])
             self.progress.log(f"resuming after step {self.state.step} of {self.total}")
         self.schedule = schedule(self.optimizer, self.settings, self.steps_per_epoch, self.state.step)
         self.metrics = runs.MetricsFile(self.folder, self.state.metrics_length) if self.is_main else None
+        runtime.barrier()
 
     def _error_in(self, checkpoint: Mapping[str, Any]) -> str | None:
         file = self.folder / runs.METRICS
@@ -383,6 +401,7 @@ class Loop:
             checkpoint = {
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
+                "objective": [part.state_dict() for part in self.objective_states],
                 "state": asdict(self.state),
             }
             save_state(self.folder / runs.STATE, self.state.step, checkpoint)
@@ -430,6 +449,12 @@ class Loop:
             similarity = self.model.similarity(outcome.images, outcome.captions)
             triplets = batch_triplets(similarity, batch.positives(), batch.ignored)
             self.metrics.append({"step": self.state.step, "epoch": self.state.epoch + 1, "triplets": triplets})
+
+
+def unique_states(objectives: Sequence[RowObjective]) -> list[Any]:
+    """The parts of the objectives that have state, each once."""
+    parts = {id(part): part for objective in objectives for part in objective.states}
+    return list(parts.values())
 
 
 def _read_weights(file: Path, device: torch.device) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import tercet
 from tercet.data.dataset import DataSet, Split, join, subset
 from tercet.data.feature_array import FeatureArray
-from tercet.data.formats.writers import write_precomp
+from tercet.data.formats.precomp import write_precomp
 from tercet.data.scenes import scenes_data_set
 from tercet.training.train import Trained
 

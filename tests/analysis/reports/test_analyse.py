@@ -22,8 +22,8 @@ from tercet.analysis.reports.diagrams import (
 )
 from tercet.analysis.reports.loaded_run import open_run_folder
 from tercet.analysis.reports.settings import AnalyseSettings
-from tests.analysis.reports.small_runs import small_run
-from tests.test_cli import tercet
+from tests.commands import tercet
+from tests.shared_runs import small_run
 
 QUIET = Console(quiet=True)
 
@@ -45,9 +45,14 @@ def figures(out, *arguments):
     return {file.stem for file in files if file.suffix == ".png"}
 
 
-def test_figures_of_goal_with_other_diagrams_with_and_without_a_run(tmp_path):
-    expected = {"goal_figure_2", "goal_figure_3", "diagram_triplet"}
-    assert figures(tmp_path) == figures(tmp_path, (small_run(),)) == expected
+@pytest.mark.parametrize("with_run", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_figures_of_goal_with_other_diagrams_with_and_without_a_run(tmp_path, with_run):
+    runs_ = [(small_run(),)] if with_run else []
+    assert figures(tmp_path, *runs_) == {"goal_figure_2", "goal_figure_3", "diagram_triplet"}
+
+
+@pytest.mark.slow
+def test_figures_of_goal_alone_with_a_run(tmp_path):
     alone = list(analyse(AnalyseSettings((small_run(),), diagram=True, objectives=("goal",), out=tmp_path), QUIET))
     assert {file.stem for file in alone} == {"goal_figure_2", "goal_figure_3", "diagrams"}
 

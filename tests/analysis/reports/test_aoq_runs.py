@@ -12,7 +12,7 @@ from tercet.analysis.reports.settings import AnalyseSettings, DoctorSettings
 from tercet.analysis.triplet_diagram import plane
 from tercet.training.mine_run import mine_table
 from tercet.training.settings import MineSettings
-from tests.analysis.reports.small_runs import SMALL, small_run
+from tests.shared_runs import SMALL, small_run
 
 
 @pytest.fixture(scope="module")

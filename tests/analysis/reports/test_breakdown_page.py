@@ -11,13 +11,12 @@ from tercet.analysis.reports.breakdown_page import known_false_negatives, write_
 from tercet.analysis.reports.loaded_run import open_run_folder
 from tests.analysis.reports.hostile_names import hostile_run
 from tests.browser import check_in_browser
-
-SMALL = {"data": "scenes:90", "epochs": 2, "batch_size": 50, "model_settings": {"embed_dim": 16}}
+from tests.shared_runs import small_run
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    return open_run_folder(tercet.train(objective="nt-xent", runs=tmp_path_factory.mktemp("runs"), **SMALL).folder)
+def loaded():
+    return open_run_folder(small_run())
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def test_the_page_has_sentences_and_marks(loaded, written, tmp_path):
     check_in_browser(written)
 
 
-@pytest.mark.parametrize("name", ["smooth-ap", "cir/sig-ms"])
+@pytest.mark.parametrize("name", ["cir/sig-ms", pytest.param("smooth-ap", marks=pytest.mark.slow)])
 def test_other_objectives_than_its_own(loaded, name, tmp_path):
     page = write_breakdown(loaded, tercet.objective(name), tmp_path, anchors=3)
     assert [each["direction"] for each in read(page)["anchors"]] == ["i2t", "i2t", "t2i"]

@@ -12,7 +12,7 @@ from tercet.analysis.reports.cocos_report import count_run, table
 from tercet.analysis.reports.loaded_run import open_run_folder
 from tercet.data.formats import open_data
 from tercet.data.samplers import BatchIndices
-from tests.analysis.reports.small_runs import small_run
+from tests.shared_runs import small_run
 from tests.tiny_models import save_clip
 
 

@@ -7,8 +7,9 @@ import pytest
 
 import tercet
 from tercet import runs
-from tercet.analysis.reports.cross_ranks import CrossRanks, compare_cross_ranks, cross_ranks_block
+from tercet.analysis.reports.cross_ranks import CrossRanks, compare_cross_ranks
 from tercet.analysis.reports.loaded_run import open_run_folder
+from tercet.analysis.reports.retrieved_examples import write_examples
 from tercet.evaluation.metrics import CROSS_SHARES
 
 SMALL = {"data": "scenes:90", "epochs": 1, "batch_size": 50, "model_settings": {"embed_dim": 16}}
@@ -54,7 +55,7 @@ def test_shares_are_those_of_the_runs_own_metrics(loaded):
 
 def test_figure_and_numbers_are_written(loaded, tmp_path):
     ranks = compare_cross_ranks(*loaded)
-    assert "<svg" in cross_ranks_block(ranks, tmp_path / "new")
+    assert "<svg" in write_examples(*loaded, tmp_path / "new").read_text()
     file = tmp_path / "new" / "figures" / "cross_ranks.png"
     assert file.read_bytes().startswith(b"\x89PNG")
     svg = file.with_suffix(".svg").read_text()

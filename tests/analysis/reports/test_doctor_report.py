@@ -21,13 +21,14 @@ from tercet.analysis.reports.run_measurements import find_leaks, measure_run
 from tercet.cli.main import main
 from tercet.data import paired
 from tercet.data.dataset import DataSet, subset
-from tercet.data.formats.writers import write_precomp
+from tercet.data.formats.precomp import write_precomp
 from tercet.data.image_io import ImageFiles
 from tercet.data.scenes import scenes, scenes_data_set
 from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings
 from tests.analysis.reports.faulty_runs import NAMES, SMALL, every_run, make_faulty, make_healthy
+from tests.checksums import record_again
 
 
 def findings_of(run):
@@ -181,6 +182,7 @@ def test_a_nan_validation_metric_is_a_finding(healthy, tmp_path):
     last = [line for line in lines if line.get("split") == "validation" and not line.get("final")][-1]
     last["rsum"] = None
     (copy / runs.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record_again(copy / runs.MACHINE)
     (finding,) = report_on(open_run_folder(copy)).findings
     assert (finding.name, "rise, fall" in finding.description) == ("not a number", True)
 

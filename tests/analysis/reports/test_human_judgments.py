@@ -15,7 +15,7 @@ from tercet.analysis.reports.human_judgments import (
 )
 from tercet.analysis.reports.loaded_run import open_run_folder
 from tercet.data.flickr8k_judgments import Judgments
-from tests.analysis.reports.small_runs import small_run
+from tests.shared_runs import small_run
 
 
 @pytest.fixture(scope="module")

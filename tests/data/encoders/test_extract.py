@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from tercet.data.dataset import select_splits
 from tercet.data.encoders import extract as extraction
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import BagOfWords
 from tercet.data.formats import open_data
 from tercet.data.textio import ErrorPolicy
+from tests.checksums import flip_bit
 from tests.data.small_datasets import PLAIN, write_folder, write_images, write_karpathy
 
 
@@ -197,3 +199,29 @@ def test_killed_and_resumed_with_the_real_encoders(tmp_path):
         subprocess.run([*command, str(tmp_path / target)], check=True, capture_output=True)
     for file in (tmp_path / "uninterrupted").iterdir():
         assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["train_ims.npy", "progress.json"])
+@pytest.mark.parametrize("place", [0.01, 0.1, 0.3, 0.99])
+def test_one_bit_of_an_unfinished_extraction_does_not_change_the_finished_one(tmp_path, monkeypatch, name, place):
+    monkeypatch.setattr(extraction, "FLUSH_INTERVAL", 2)
+    monkeypatch.setattr(extraction, "IMAGE_BATCH_SIZE", 3)
+    data = select_splits(open_data("scenes:21"), ["train"])
+    extract(data, tmp_path / "uninterrupted", Means(), None)
+
+    class Interrupted(Means):
+        remaining = 6
+
+        def encode(self, pixels):
+            if self.remaining == 0:
+                raise KeyboardInterrupt
+            self.remaining -= 1
+            return super().encode(pixels)
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(data, tmp_path / "resumed", Interrupted(), None)
+    file = tmp_path / "resumed.unfinished" / name
+    flip_bit(file, int(place * file.stat().st_size), bit=3)
+    extract(data, tmp_path / "resumed", Means(), None)
+    for file in (tmp_path / "uninterrupted").iterdir():
+        assert file.read_bytes() == (tmp_path / "resumed" / file.name).read_bytes()

@@ -11,7 +11,8 @@ import pytest
 from tercet.data.dataset import DataSet, Split, without_bad_features
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
-from tercet.data.formats.writers import write_parquet, write_precomp
+from tercet.data.formats.parquet import write_parquet
+from tercet.data.formats.precomp import write_precomp
 from tercet.data.textio import ErrorPolicy
 from tests.data.small_datasets import PLAIN, image_bytes, plain, write_csv, write_folder, write_images
 

@@ -5,16 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tercet.data.dataset import DataSet, Split
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import FORMATS, open_data
-from tercet.data.formats.writers import write_parquet, write_precomp
+from tercet.data.formats.parquet import write_parquet
+from tercet.data.formats.precomp import write_precomp
 from tests.data.small_datasets import PLAIN, WRITERS, plain, plain_sets, write_images, write_tsv
+from tests.examples import examples
 
-relaxed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+relaxed = examples(25, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("name", WRITERS)

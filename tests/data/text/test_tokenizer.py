@@ -2,12 +2,13 @@
 
 import doctest
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nltk.tokenize import word_tokenize
 
 from tercet.data.text import tokenizer
 from tercet.data.text.tokenizer import tokenize
+from tests.examples import examples
 
 PLAIN_PIECES = [
     "dog", "A", "isn't", "dogs'", "'hello", "'s", "he'll", "cannot", "gonna", "1,000", "3:15", "U.S.A", "...", "--",
@@ -18,7 +19,7 @@ PLAIN_PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(
     pieces=st.lists(st.sampled_from(PLAIN_PIECES), min_size=1, max_size=8),
     end=st.sampled_from(["", ".", " .", "!", '."', ".)"]),
@@ -28,7 +29,7 @@ def test_equal_to_nltk(pieces, end):
     assert tokenize(caption) == word_tokenize(caption.lower(), preserve_line=True)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.text(max_size=40))
 def test_any_text_gives_words_without_space_and_loses_no_letter(caption):
     words = tokenize(caption)

@@ -111,6 +111,7 @@ def test_half_precision_is_that_of_a_plain_layer():
     assert_close(results[0], results[1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
 def test_it_compiles_to_one_graph(without_shape_checks):
     ours, plain = our_and_plain_layer(dtype=torch.float32)

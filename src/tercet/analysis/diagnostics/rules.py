@@ -283,7 +283,8 @@ RULES = (
             f"and {m.held_out_rsum:.0f} on as many held-out images."
         ),
         advice="Fewer --epochs, a --schedule that decays to 0 (cosine), more --weight-decay, --drop-regions 0.2 "
-        "--drop-words 0.2, a smaller model, or more data. The saved weights are those of the best epoch.",
+        "or --drop-words 0.2 if the model reads regions or words, a smaller model, or more data. The saved weights are "
+        "those of the best epoch.",
         missing_reason=_no_curve,
         explained_by=("collapse", "unbalanced directions"),
     ),

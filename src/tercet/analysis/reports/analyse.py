@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.progress import track
 
 from tercet import runs
 from tercet.analysis.cocos import cocos as count_batch
@@ -18,11 +17,12 @@ from tercet.analysis.reports.cross_ranks import compare_cross_ranks, shared_held
 from tercet.analysis.reports.loaded_run import LoadedRun, open_run_folder
 from tercet.analysis.reports.retrieved_examples import resolve_query, write_examples
 from tercet.analysis.reports.settings import AnalyseSettings
-from tercet.comparison.variants import parse_variant
+from tercet.comparison.plan import parse_variant
 from tercet.data.flickr8k_judgments import read_judgments
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
-from tercet.reporting.html import Section, figure_block, page
+from tercet.progress import ConsoleProgress
+from tercet.reporting.html import render_page
 from tercet.reporting.svg_figure import Figure
 from tercet.reporting.table_formats import Table
 
@@ -232,9 +232,8 @@ def _write_figures(out: Path, heading: str, figures: Sequence[tuple[Figure, dict
         runs.write_artifact(out, f"figures/{figure.name}.json", _json(content))
         runs.write_artifact(out, f"figures/{figure.name}.png", figure.png)
         yield out / "figures" / f"{figure.name}.png"
-    lead = "The gradient of a triplet by its positive similarity (x axis) and its negative similarity (y axis)."
-    section = Section("diagrams", "Diagrams", "".join(figure_block(figure) for figure, _ in figures))
-    runs.write_artifact(out, "diagrams.html", page(f"Tercet: {heading}", heading, lead, [section]))
+    page = render_page("diagrams.html", heading=heading, figures=[figure for figure, _ in figures])
+    runs.write_artifact(out, "diagrams.html", page)
     yield out / "diagrams.html"
 
 
@@ -258,7 +257,11 @@ def _print(tables: Sequence[Table], console: Console) -> None:
 
 
 def _progress(items: Sequence[Item], description: str) -> Iterable[Item]:
-    return track(items, description, console=Console(stderr=True), transient=True)
+    with ConsoleProgress() as progress:
+        bar = progress.bar(description, len(items))
+        for item in items:
+            yield item
+            bar.advance()
 
 
 def _write_json(out: Path, name: str, content: Any) -> Path:

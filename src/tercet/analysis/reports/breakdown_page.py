@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,13 +13,13 @@ from tercet.analysis.reports.loaded_run import EvaluatedBatch, LoadedRun
 from tercet.data.dataset import PairedData, Split
 from tercet.data.samplers import BatchIndices
 from tercet.objectives import RowObjective
-from tercet.reporting.html import Section, caption_fallback, image_block, page, scrollable
+from tercet.reporting.html import PageItem, candidate_item, query_item, render_page
 from tercet.reporting.table_formats import Cell, Table
 from tercet.storage import write_json
 from tercet.types import PairMask, Similarity
 
 Direction = Literal["i2t", "t2i"]
-DIRECTIONS: dict[Direction, str] = {"i2t": "Image to text", "t2i": "Text to image"}
+DIRECTIONS: dict[Direction, str] = {"i2t": "image to text", "t2i": "text to image"}
 MAX_FORCES = 5  # listed per anchor: pulls, and as many pushes
 MAX_FALSE_NEGATIVES = 2  # listed in addition, if they push less
 
@@ -79,6 +78,34 @@ class BreakdownDirection:
         )
 
 
+class PageForce(NamedTuple):
+    """A candidate that pulls or pushes an anchor, as the page shows it."""
+
+    item: PageItem
+    share: float
+    share_text: str
+    similarity: float
+    own: bool
+    notes: Sequence[str]
+
+
+class PageForces(NamedTuple):
+    """What pulls or what pushes an anchor, as the page shows it."""
+
+    kind: Literal["pull", "push"]
+    heading: str
+    listed: Sequence[PageForce]
+
+
+class PageAnchor(NamedTuple):
+    """An anchor, as the page shows it."""
+
+    heading: str
+    query: PageItem
+    sentence: str
+    forces: Sequence[PageForces]
+
+
 def write_breakdown(
     loaded: LoadedRun, objective: RowObjective, out: Path, *, batch: int = 0, batch_size: int = 128, anchors: int = 6
 ) -> Path:
@@ -101,15 +128,20 @@ def write_breakdown(
             _anchor_document(each, role, breakdown, split) for each in directions for role, breakdown in each.chosen
         ],
     }
-    sections = [
-        Section("batch", "The whole batch", _batch_block(loaded, evaluated, directions)),
-        *(
-            Section(each.direction, DIRECTIONS[each.direction], _direction_block(each, split))
+    content = render_page(
+        "breakdown.html",
+        heading=heading,
+        lead=_lead(directions),
+        run=loaded.name,
+        images=len(evaluated.indices.images),
+        captions=len(evaluated.indices.captions),
+        summary_table=_summary_table(directions),
+        anchors={
+            each.direction: [_page_anchor(each, role, breakdown, split) for role, breakdown in each.chosen]
             for each in directions
-            if each.chosen
-        ),
-    ]
-    runs.write_artifact(out, "breakdown.html", page(f"Tercet: {heading}", heading, _lead(directions), sections))
+        },
+    )
+    runs.write_artifact(out, "breakdown.html", content)
     write_json(out / "breakdown.json", document)
     return out / "breakdown.html"
 
@@ -186,7 +218,7 @@ def _summary_sentence(summary: BreakdownSummary, kind: str) -> str:
     return f"Of {summary.anchors:,} {kind} {silent}{share}."
 
 
-def _batch_block(loaded: LoadedRun, batch: EvaluatedBatch, directions: Sequence[BreakdownDirection]) -> str:
+def _summary_table(directions: Sequence[BreakdownDirection]) -> Table:
     headings = (
         "direction",
         "anchors",
@@ -207,88 +239,67 @@ def _batch_block(loaded: LoadedRun, batch: EvaluatedBatch, directions: Sequence[
             f"{summary.known_false:,}",
             percent(summary.known_false_share),
         ]
-        rows.append((DIRECTIONS[each.direction].lower(), [Cell(text) for text in cells]))
+        rows.append((DIRECTIONS[each.direction], [Cell(text) for text in cells]))
     title = (
         "Silent: anchors without a gradient. Means over anchors: number of negatives that push by more than 1 % of the "
         "strongest, and the share of the push on the hardest negative. False negatives: negatives known to match, and "
         "their share of all push."
     )
-    images, captions = (f"{len(items):,}" for items in (batch.indices.images, batch.indices.captions))
-    return (
-        f'<p class="note">A training batch of {images} images and {captions} captions, with the selected weights of '
-        f"{escape(loaded.name)} and without dropout. For each anchor below: what pulls it closer and what pushes it "
-        "away, each with its share of all pull or push and its similarity. An image that is in the batch with several "
-        f"captions is listed once per caption.</p>{scrollable(title, Table(title, headings, rows).html())}"
-    )
+    return Table(title, headings, rows)
 
 
-def _direction_block(direction: BreakdownDirection, split: Split) -> str:
-    return "".join(_anchor_block(direction, role, breakdown, split) for role, breakdown in direction.chosen)
-
-
-def _anchor_block(direction: BreakdownDirection, role: str, breakdown: GradientBreakdown, split: Split) -> str:
-    row = direction.anchors[breakdown.anchor]
-    if direction.direction == "i2t":
-        query = image_block(split, row) + caption_fallback(split, row)
-    else:
-        query = f"<q>{escape(split.texts[row])}</q> {image_block(split, int(split.owners[row]))}"
+def _page_anchor(direction: BreakdownDirection, role: str, breakdown: GradientBreakdown, split: Split) -> PageAnchor:
     share = (
         "" if breakdown.silent else f": {percent(breakdown.strength / direction.strength)} of the direction's gradient"
     )
-    forces = _forces_block(direction, breakdown, "Pull", breakdown.pulls, split)
-    forces += _forces_block(direction, breakdown, "Push", breakdown.pushes, split)
-    css_class = "answers ranked texts" if direction.direction == "i2t" else "answers ranked"
-    return (
-        f'<div class="example"><h3>{role.capitalize()}{share}</h3><div class="query">{query}</div>'
-        f'<p>{escape(breakdown.sentence())}</p><div class="{css_class}">{forces}</div></div>'
+    return PageAnchor(
+        f"{role.capitalize()}{share}",
+        query_item(split, direction.direction, direction.anchors[breakdown.anchor]),
+        breakdown.sentence(),
+        [
+            *_page_forces(direction, breakdown, "pull", breakdown.pulls, split),
+            *_page_forces(direction, breakdown, "push", breakdown.pushes, split),
+        ],
     )
 
 
-def _forces_block(
-    direction: BreakdownDirection, breakdown: GradientBreakdown, kind: str, forces: Sequence[Force], split: Split
-) -> str:
+def _page_forces(
+    direction: BreakdownDirection,
+    breakdown: GradientBreakdown,
+    kind: Literal["pull", "push"],
+    forces: Sequence[Force],
+    split: Split,
+) -> list[PageForces]:
+    """The strongest forces and some known false negatives; empty if there are no forces."""
     if not forces:
-        return ""
+        return []
     false_negatives = [
         force
         for force in forces[MAX_FORCES:]
         if direction.false_negative_reason(breakdown.anchor, force.candidate) is not None
     ]
     listed = [*forces[:MAX_FORCES], *false_negatives[:MAX_FALSE_NEGATIVES]]
-    items = ""
-    for force in listed:
-        css_class = " class=own" if force.candidate in breakdown.positives else ""
-        items += f"<li{css_class}>{_force_item(direction, breakdown, kind, force, split)}</li>"
     others = [force for force in forces if force not in listed]
     rest = f"; {len(others):,} more have {percent(sum(force.share for force in others))}" if others else ""
-    return f"<div><h4>{kind}: {len(forces):,}{rest}</h4><ol>{items}</ol></div>"
+    heading = f"{kind.capitalize()}: {len(forces):,}{rest}"
+    return [PageForces(kind, heading, [_page_force(direction, breakdown, force, split) for force in listed])]
 
 
-def _force_item(
-    direction: BreakdownDirection, breakdown: GradientBreakdown, kind: str, force: Force, split: Split
-) -> str:
-    row, similarity = direction.candidates[force.candidate], _similarity(direction, breakdown, force)
-    values = f'<span class="rank">{percent(force.share)}</span> <span class="rank">at {similarity:.3f}</span>'
-    bar = f'<span class="bar {kind.lower()}" style="width: {100 * force.share:.1f}%"></span>'
-    marks = "".join(
-        f'<span class="{css_class}">{escape(text)}</span>' for css_class, text in _marks(direction, breakdown, force)
+def _page_force(direction: BreakdownDirection, breakdown: GradientBreakdown, force: Force, split: Split) -> PageForce:
+    notes = ["hardest"] if force.candidate == breakdown.hardest else []
+    reason = direction.false_negative_reason(breakdown.anchor, force.candidate)
+    return PageForce(
+        candidate_item(split, direction.direction, direction.candidates[force.candidate]),
+        force.share,
+        percent(force.share),
+        _similarity(direction, breakdown, force),
+        force.candidate in breakdown.positives,
+        notes if reason is None else [*notes, f"≈ {reason}"],
     )
-    if direction.direction == "i2t":
-        return f"<q>{escape(split.texts[row])}</q> {values}{bar}{marks}"
-    return f"{image_block(split, row)}{caption_fallback(split, row)}{values}{bar}{marks}"
 
 
 def _similarity(direction: BreakdownDirection, breakdown: GradientBreakdown, force: Force) -> float:
     return float(direction.similarity[breakdown.anchor, force.candidate])
-
-
-def _marks(direction: BreakdownDirection, breakdown: GradientBreakdown, force: Force) -> list[tuple[str, str]]:
-    """CSS classes and texts."""
-    marks = [("mark", "✓ own")] if force.candidate in breakdown.positives else []
-    if force.candidate == breakdown.hardest:
-        marks.append(("also", "hardest"))
-    reason = direction.false_negative_reason(breakdown.anchor, force.candidate)
-    return marks if reason is None else [*marks, ("also", f"≈ {reason}")]
 
 
 def _anchor_document(

@@ -2,20 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from tercet import runs
 from tercet.analysis.reports.loaded_run import LoadedRun
-from tercet.comparison.report.figures import INTERVALS, short_label
+from tercet.comparison.report.figures import INTERVALS
 from tercet.data.dataset import Split
 from tercet.evaluation.metrics import CROSS_SHARES, cross_ranks_of
-from tercet.reporting.html import figure_block, scrollable
-from tercet.reporting.svg_figure import SERIES, WIDTH, Figure, plotting, render_figure
+from tercet.reporting.svg_figure import SERIES, WIDTH, Figure, plotting, render_figure, short_label
 from tercet.reporting.table_formats import Cell, Table
 
 
@@ -129,17 +125,6 @@ def compare_cross_ranks(first: LoadedRun, second: LoadedRun) -> CrossRanks:
     shared_held_out(first, second)
     a, b = run_labels([first, second])
     return CrossRanks((a, b), np.stack([_cross_ranks(run) for run in (first, second)]))
-
-
-def cross_ranks_block(cross_ranks: CrossRanks, out: Path) -> str:
-    """HTML of a page section; writes the figure's files to `out`."""
-    figure = cross_ranks.figure()
-    runs.write_artifact(out, f"figures/{figure.name}.png", figure.png)
-    runs.write_artifact(out, f"figures/{figure.name}.svg", figure.file_svg)
-    tables = "".join(
-        scrollable(table.title, table.html()) for table in (cross_ranks.table(), cross_ranks.moves_table())
-    )
-    return f"<p>{escape(cross_ranks.sentence())}</p>{figure_block(figure)}{tables}"
 
 
 def run_labels(loaded: Sequence[LoadedRun]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tercet.analysis.diagnostics.rules import (
 from tercet.analysis.reports.loaded_run import LoadedRun, open_run_folder
 from tercet.analysis.reports.run_measurements import measure_run
 from tercet.analysis.reports.settings import DoctorSettings
-from tercet.reporting.html import Section, page, scrollable
+from tercet.reporting.html import render_page
 from tercet.reporting.table_formats import Cell, Table
 
 JSON, HTML = "doctor.json", "doctor.html"
@@ -50,6 +49,15 @@ class DoctorReport:
         names = ", ".join(finding.name for finding in self.findings)
         count = "1 finding" if len(self.findings) == 1 else f"{len(self.findings)} findings"
         return f"{count} ({len(RULES)} rules were checked): {names}."
+
+    @property
+    def summary(self) -> str:
+        """The lead, with the warning if the sample is small."""
+        return self.lead if self.small_sample_warning is None else f"{self.lead} {self.small_sample_warning}"
+
+    def leaks_table(self) -> Table:
+        rows = [(leak["held_out"], [Cell(leak["train"])]) for leak in self.leaks]
+        return Table("Leaked images", ("held out", "in train"), rows)
 
     def table(self) -> Table:
         """All measured values and thresholds; bold: beyond the threshold, with the finding that explains it."""
@@ -108,7 +116,7 @@ def report_on(loaded: LoadedRun) -> DoctorReport:
 
 
 def print_report(report: DoctorReport, console: Console) -> None:
-    console.print(f"{report.run}\n{_summary(report)}\n", highlight=False, markup=False)
+    console.print(f"{report.run}\n{report.summary}\n", highlight=False, markup=False)
     for finding in report.findings:
         console.print(finding.name, style="bold", highlight=False, markup=False)
         for line in (_sentence(finding.description), finding.advice):
@@ -119,42 +127,8 @@ def print_report(report: DoctorReport, console: Console) -> None:
 
 def page_of(report: DoctorReport) -> str:
     """The HTML page."""
-    sections = [Section("findings", "Findings", _findings(report))] if report.findings else []
-    sections.append(
-        Section("measurements", "All measurements", scrollable("Bold: beyond its threshold", report.table().html()))
-    )
-    sections.append(Section("definitions", "Definitions", _definitions()))
-    return page(f"Tercet: {report.run}", f"Is {report.run} healthy?", _summary(report), sections)
-
-
-def _summary(report: DoctorReport) -> str:
-    return report.lead if report.small_sample_warning is None else f"{report.lead} {report.small_sample_warning}"
-
-
-def _findings(report: DoctorReport) -> str:
-    blocks = "".join(
-        f"<h3>{escape(finding.name)}</h3><p>{escape(_sentence(finding.description))}</p>"
-        f'<p class="note">{escape(finding.threshold)}</p><p>{escape(finding.advice)}</p>'
-        for finding in report.findings
-    )
-    if not report.leaks:
-        return blocks
-    rows = [(leak["held_out"], [Cell(leak["train"])]) for leak in report.leaks]
-    leaks = Table("Leaked images", ("held out", "in train"), rows)
-    summary = f"{report.leaked_images} leaked images" + (
-        f", the first {MAX_LISTED_LEAKS}" if report.leaked_images > MAX_LISTED_LEAKS else ""
-    )
-    return f"{blocks}<details><summary>{summary}</summary>{leaks.html()}</details>"
+    return render_page(HTML, report=report, rules=RULES)
 
 
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
-
-
-def _definitions() -> str:
-    items = "".join(
-        f"<li><b>{escape(rule.name)}</b>: {escape(rule.quantity)}; faulty if {escape(rule.limit)} "
-        f"({escape(rule.source)})</li>"
-        for rule in RULES
-    )
-    return f"<ul>{items}</ul>"

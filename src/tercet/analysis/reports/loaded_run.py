@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet import runs
-from tercet.comparison.variants import CAPTIONS_PER_IMAGE
+from tercet.comparison.plan import CAPTIONS_PER_IMAGE
 from tercet.data.collate import Collator
 from tercet.data.dataset import PairedData, Split
 from tercet.data.hard_negatives import HardNegativeSampler, open_mined
@@ -23,8 +23,7 @@ from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ
 from tercet.similarity import split_scorer
 from tercet.training.eval_loop import Encoded, encode_split
-from tercet.training.prepare import PreparedData, prepare_data
-from tercet.training.run_identity import resolve, run_id_of
+from tercet.training.prepare import PreparedData, prepare_data, resolve, run_id_of
 from tercet.training.settings import DERIVED_KEYS, TrainSettings, check_code, read_config, train_settings
 from tercet.training.step import objective_for, scale_and_bias
 from tercet.types import PairMask, Similarity
@@ -69,13 +68,10 @@ class LoadedRun:
     def model(self) -> RetrievalModel:
         return self.retriever.model
 
-    @cached_property
+    @property
     def held_out(self) -> PairedData:
         """The split it was evaluated on: test, or validation if there is no test split."""
-        data = self.prepared.test if self.prepared.test is not None else self.prepared.validation
-        if data is None:
-            raise ValueError(f"the data of {self.name} has neither a test nor a validation split")
-        return data
+        return self.prepared.held_out
 
     @cached_property
     def ranks(self) -> RankTable:
@@ -216,7 +212,7 @@ def _on_unscaled(model: RetrievalModel, objective: RowObjective, settings: dict[
     if scale is None:
         return objective
     learned: dict[str, Any] = {"temperature": 1 / scale.item()} | ({} if bias is None else {"bias": bias.item()})
-    return replace(objective, **learned)
+    return objective.with_settings(**learned)
 
 
 def _check_sources(folder: Path, settings: TrainSettings, saved: dict[str, Any], identity: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from html import escape
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -19,35 +18,27 @@ from tercet import runs
 from tercet.analysis.reports.cross_ranks import (
     CrossRanks,
     compare_cross_ranks,
-    cross_ranks_block,
     run_labels,
     shared_held_out,
 )
 from tercet.analysis.reports.loaded_run import LoadedRun
-from tercet.comparison.report.embeddings import EmbeddedSplit
-from tercet.comparison.report.qualitative import (
+from tercet.comparison.report.report_page import (
     Direction,
     Example,
     RetrievedItem,
     example,
-    example_block,
     one_per_image,
+    page_example,
 )
 from tercet.data.dataset import Split
-from tercet.reporting.html import Section, page
+from tercet.reporting.html import render_page
 from tercet.storage import write_json
+from tercet.training.eval_loop import EmbeddedSplit
 
 MAX_CAPTIONS = 5  # captions that match one query
 MAX_SUGGESTIONS = 3
 QUERIES_PER_GROUP = 3
-DIRECTIONS: dict[Direction, str] = {"t2i": "Text to image", "i2t": "Image to text"}
-NOTES: dict[Direction, str] = {
-    "t2i": "A caption with its own image, then the retrieved images with rank and similarity. “✓ own” marks the "
-    "caption's own image, “≈ also true” another image that the caption is known to describe.",
-    "i2t": "An image, then the retrieved captions with rank and similarity. “✓ own” marks the image's own captions, “≈ "
-    "also true” another caption that is known to describe it. If none of its own is among the results, the nearest of "
-    "them is shown last.",
-}
+DIRECTIONS: tuple[Direction, ...] = ("t2i", "i2t")
 
 
 class ResolvedQuery(NamedTuple):
@@ -262,21 +253,23 @@ def _lead(ranks: dict[Direction, np.ndarray], names: Sequence[str]) -> str:
 
 
 def _page(report: ExamplesReport, out: Path) -> str:
-    sections = []
-    for direction, heading in DIRECTIONS.items():
-        groups = [group for group in report.groups if group.direction == direction]
-        if groups:
-            blocks = "".join(_group_block(group, report.split) for group in groups)
-            sections.append(Section(direction, heading, f'<p class="note">{NOTES[direction]}</p>{blocks}'))
-    if report.cross_ranks is not None:
-        sections.append(Section("cross", "Cross-retrieval ranks", cross_ranks_block(report.cross_ranks, out)))
-    title = " and ".join(report.names)
-    return page(f"Tercet: examples of {title}", f"Retrieval examples: {title}", report.lead, sections)
-
-
-def _group_block(group: ExampleGroup, split: Split) -> str:
-    blocks = "".join(example_block(each, split, similarities=True) for each in group.examples)
-    return f"<h3>{escape(group.why)}</h3>{blocks}"
+    """The HTML page; writes the files of its figure to `out`."""
+    figure = None if report.cross_ranks is None else report.cross_ranks.figure()
+    if figure is not None:
+        runs.write_artifact(out, f"figures/{figure.name}.png", figure.png)
+        runs.write_artifact(out, f"figures/{figure.name}.svg", figure.file_svg)
+    groups = {
+        direction: [
+            {
+                "why": group.why,
+                "examples": [page_example(each, report.split, similarities=True) for each in group.examples],
+            }
+            for group in report.groups
+            if group.direction == direction
+        ]
+        for direction in DIRECTIONS
+    }
+    return render_page("examples.html", report=report, groups=groups, cross_ranks_figure=figure)
 
 
 def _example_document(example: Example, why: str, split: Split) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 With fork, a run inherits the data that its parent opened, so it is loaded once for all runs. A forked process must use
 one thread only, because the threads of its parent's pool do not survive a fork. If there are so few runs that each gets
-several threads, processes are spawned instead and open the data themselves.
+several threads, processes are spawned instead and open the data themselves. Objectives and data that were given as
+Python objects are known to this process and its forks only: if it cannot be forked, it makes these runs in turn.
 """
 
 import contextlib
@@ -22,8 +23,9 @@ from typing import Any
 
 from tercet.comparison.executors.base import ExecutorEvents
 from tercet.comparison.plan import PlannedRun, PreparedDatasets
+from tercet.in_memory import is_in_memory
+from tercet.progress import RunProgress
 from tercet.training.prepare import PreparedData
-from tercet.training.progress import RunProgress
 from tercet.training.runtime import Interrupt
 
 SECONDS_BETWEEN_MESSAGES = 0.2
@@ -53,8 +55,14 @@ class LocalExecutor:
             return
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         processes = min(self._processes or cores, len(plans))
-        threads = max(1, cores // processes)
+        from_python = any(_is_from_python(plan) for plan in plans)
+        threads = 1 if from_python else max(1, cores // processes)
         context = _context(plans, threads)
+        if from_python and context.get_start_method() != "fork":
+            self._run_here(plans, events)
+            return
+        if context.get_start_method() == "fork":
+            _import_for_children()
         waiting, active = deque(plans), list[_ActiveRun]()
         try:
             # A flag, not an exception at any point: exceptions raised in the hooks after a fork are lost.
@@ -70,6 +78,20 @@ class LocalExecutor:
         except BaseException:
             _stop(active)
             raise
+
+    def _run_here(self, plans: Sequence[PlannedRun], events: ExecutorEvents) -> None:
+        from tercet.training.train import train_run
+
+        for plan in plans:
+            events.started(plan)
+            events.idle()
+            try:
+                prepared = self._prepared_datasets[plan.variant.model]
+                folder = train_run(plan.settings, prepared, _EventProgress(plan, events)).folder
+            except Exception as error:
+                events.failed(plan, _reason(error))
+            else:
+                events.finished(plan, folder)
 
     def _start(
         self, plan: PlannedRun, context: Any, threads: int, others: Sequence[_ActiveRun], events: ExecutorEvents
@@ -94,6 +116,34 @@ def _context(plans: Sequence[PlannedRun], threads: int) -> BaseContext:
     cuda = device.startswith("cuda") if device is not None else torch.cuda.is_available()
     can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin" and not cuda
     return multiprocessing.get_context("fork" if can_fork and threads == 1 else "spawn")
+
+
+def _import_for_children() -> None:
+    """Import what a run imports late: the first optimizer imports torch's compiler, over a second in every process."""
+    import torch
+
+    torch.optim.SGD([torch.zeros(1)])
+
+
+def _is_from_python(plan: PlannedRun) -> bool:
+    settings = plan.settings
+    return any(is_in_memory(name or "") for name in (settings.data, settings.objective, settings.warmup_objective))
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+
+
+class _EventProgress(RunProgress):
+    """Steps of a run in this process."""
+
+    def __init__(self, plan: PlannedRun, events: ExecutorEvents) -> None:
+        super().__init__()
+        self._plan, self._events = plan, events
+
+    def step(self, done: int, total: int, status: Mapping[str, str]) -> None:
+        self._events.step(self._plan, done, total, status)
+        self._events.idle()
 
 
 def _poll(active: Sequence[_ActiveRun], events: ExecutorEvents) -> None:
@@ -176,8 +226,7 @@ def _child(
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:
-        expected = isinstance(error, (ValueError, OSError))
-        sender.send(("failed", str(error) if expected else f"{type(error).__name__}: {error}"))
+        sender.send(("failed", _reason(error)))
         with contextlib.suppress(OSError):  # the folder of a rejected run is already removed
             progress.log("".join(traceback.format_exception(error)))
 

@@ -1,22 +1,44 @@
 """Figures of the report."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float
 
 from tercet import runs
-from tercet.comparison.report.embeddings import Similarities
 from tercet.comparison.results import Results
 from tercet.evaluation.metrics import CROSS_SHARES
 from tercet.evaluation.significance import compare_runs
-from tercet.reporting.svg_figure import SERIES, WIDTH, Figure, plotting, render_figure
+from tercet.reporting.learning_curves import plot_learning, validation_curve
+from tercet.reporting.svg_figure import SERIES, WIDTH, Figure, plotting, render_figure, short_label
+from tercet.training.eval_loop import EmbeddedSplit
 
 DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
 INTERVALS = ("1", "2 to 10", "11 to 50", "51 to 200", "over 200")  # of cross-retrieval ranks
-MAX_LABEL = 28  # characters of a name in a figure
 RATIOS = (1.5, 4.0, 16.0)  # bin edges of rank ratios
-MARKERS = "osD^vPX*"
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """Similarity of each caption to its own image and to the most similar other image."""
+
+    own: Float[np.ndarray, " caption"]
+    hardest: Float[np.ndarray, " caption"]
+
+
+def similarities(embedded: EmbeddedSplit) -> Similarities:
+    owners = embedded.owners.numpy()
+    captions = np.arange(len(owners))
+    own = np.zeros(len(owners), dtype=np.float32)
+    hardest = np.full(len(owners), -np.inf, dtype=np.float32)
+    for block, S in embedded.blocks():
+        in_block = (owners >= block.start) & (owners < block.stop)
+        rows = owners[in_block] - block.start
+        own[in_block] = S[rows, captions[in_block]]
+        S[rows, captions[in_block]] = -np.inf
+        hardest = np.maximum(hardest, S.max(axis=0))
+    return Similarities(own, hardest)
 
 
 def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
@@ -33,6 +55,7 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             axes.set_yticks(range(len(names)), [short_label(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
+            axes.set_xlim(0, min(axes.get_xlim()[1], _largest(panel_metric)))  # an interval may reach further
             axes.set_title(_metric_label(panel_metric))
         return render_figure(
             canvas,
@@ -45,34 +68,8 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
 
 def learning_curves(results: Results, names: Sequence[str]) -> Figure | None:
     """rsum on validation during training, mean and range over seeds; None if a run was not validated."""
-    curves_of = {name: [_validation_curve(run.folder) for run in results.runs[name].values()] for name in names}
-    if not all(curve for curves in curves_of.values() for curve in curves):
-        return None
-    with plotting() as Canvas:
-        canvas = Canvas(figsize=(WIDTH, 3.2))
-        axes = canvas.subplots()
-        for index, (name, curves) in enumerate(curves_of.items()):
-            shortest = min(len(curve) for curve in curves)
-            steps = [step for step, _ in curves[0][:shortest]]
-            values = np.array([[value for _, value in curve[:shortest]] for curve in curves])
-            color = SERIES[index % len(SERIES)]
-            axes.plot(
-                steps,
-                values.mean(axis=0),
-                color=color,
-                label=short_label(name),
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=3,
-            )
-            if len(values) > 1:
-                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0)
-        axes.set_xlabel("step")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title("rsum on validation")
-        axes.legend(fontsize=7, ncols=2)
-        return render_figure(
-            canvas, "learning", "Learning curves", "rsum on validation: mean over seeds; shaded: minimum to maximum."
-        )
+    curves_of = {name: [validation_curve(run.folder) for run in results.runs[name].values()] for name in names}
+    return plot_learning(curves_of) if all(curve for curves in curves_of.values() for curve in curves) else None
 
 
 def contributing_negatives(results: Results, names: Sequence[str]) -> Figure | None:
@@ -219,10 +216,6 @@ def _interval(results: Results, name: str, metric: str) -> tuple[float, float]:
     return test.low, test.high
 
 
-def _validation_curve(folder: Any) -> list[tuple[int, float]]:
-    return [(line["step"], line["rsum"]) for line in runs.read_validation(folder)]
-
-
 def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tuple[np.ndarray, np.ndarray]:
     """Means of neighbours, for readable lines."""
     size = max(1, len(steps) // points)
@@ -230,10 +223,9 @@ def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tup
     return steps[:length].reshape(-1, size).mean(axis=1), values[:length].reshape(-1, size).mean(axis=1)
 
 
-def short_label(name: str) -> str:
-    """Keep the end of a long name. A leading underscore is padded: matplotlib hides such names in legends."""
-    label = name if len(name) <= MAX_LABEL else f"…{name[1 - MAX_LABEL :]}"
-    return f" {label}" if label.startswith("_") else label
+def _largest(metric: str) -> float:
+    """The largest possible value: recalls are in percent."""
+    return 600.0 if metric == "rsum" else 100.0 if metric.rpartition("_")[2] in ("r1", "r5", "r10", "ar") else np.inf
 
 
 def _metric_label(metric: str) -> str:

@@ -1,21 +1,25 @@
-"""The HTML report of a comparison: one file with tables, figures and examples."""
+"""The HTML report of a comparison: one file with tables, figures, and the queries on which variants disagree most."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from html import escape
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from tercet import runs
 from tercet.comparison.compare import Comparison
-from tercet.comparison.lr_search import LrSearch
+from tercet.comparison.lr_search import lr_search_table
 from tercet.comparison.report import figures
-from tercet.comparison.report.embeddings import EmbeddedSplit, embed_runs, evaluated_data, similarities
-from tercet.comparison.report.qualitative import disagreements, example_block
-from tercet.comparison.tables import cost_table, pairs_table
-from tercet.reporting.html import Section, figure_block, page, scrollable
+from tercet.comparison.results import cost_table, pairs_table
+from tercet.data.dataset import Split
+from tercet.evaluation import RankTable
+from tercet.reporting.html import PageItem, candidate_item, query_item, render_page
 from tercet.reporting.svg_figure import Figure
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.table_formats import Table
+from tercet.training.eval_loop import EmbeddedSplit
 
 MAX_LINES = 8  # variants in line plots; more are hard to distinguish
 EXAMPLE_COLUMNS = 3  # variants side by side in examples
@@ -28,7 +32,21 @@ def write_report(comparison: Comparison) -> Path:
     for figure in drawn:
         runs.write_artifact(comparison.folder, f"figures/{figure.name}.png", figure.png)
         runs.write_artifact(comparison.folder, f"figures/{figure.name}.svg", figure.file_svg)
-    runs.write_artifact(comparison.folder, "report.html", _page(comparison, drawn, _examples(comparison, embedded)))
+    machine, settings = _first_run(comparison)
+    content = render_page(
+        "report.html",
+        comparison=comparison,
+        pairs=_pairs(comparison),
+        cost_tables=_cost_tables(comparison),
+        figures=drawn,
+        variants=len(comparison.significance.order),
+        max_lines=MAX_LINES,
+        examples=_examples(comparison, embedded),
+        failures=comparison.results.failures,
+        machine=machine,
+        settings_json=json.dumps(settings, indent=2, sort_keys=True),
+    )
+    runs.write_artifact(comparison.folder, "report.html", content)
     return comparison.folder / "report.html"
 
 
@@ -40,8 +58,7 @@ def _embedded(comparison: Comparison) -> dict[str, EmbeddedSplit]:
     names = [
         name for name in dict.fromkeys([*order[:MAX_LINES], *_shown(order)]) if seed in comparison.results.runs[name]
     ]
-    embedded = embed_runs(comparison.results, comparison.prepared_datasets, names, seed)
-    return {each.name: each for each in embedded}
+    return {name: comparison.embedded.of(name, comparison.results.runs[name][seed]) for name in names}
 
 
 def _shown(order: Sequence[str]) -> list[str]:
@@ -54,7 +71,7 @@ def _figures(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> l
     if not order:
         return []
     names, seed = order[:MAX_LINES], _shared_seed(comparison)
-    histograms = {name: similarities(embedded[name]) for name in names if name in embedded}
+    histograms = {name: figures.similarities(embedded[name]) for name in names if name in embedded}
     drawn = [
         figures.recalls(results, order, comparison.significance.metric),
         figures.rank_changes(results, order[0], order[1], seed) if seed is not None and len(order) > 1 else None,
@@ -76,100 +93,185 @@ def _shared_seed(comparison: Comparison) -> int | None:
     return min(shared, default=None)
 
 
-def _examples(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> str:
-    """HTML of the best, the second and the last variant side by side; empty if they cannot be shown."""
+def _examples(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> dict[str, Any] | None:
+    """The best, the second and the last variant side by side, per direction; None if they cannot be shown."""
     order = list(comparison.significance.order)
     seed = _shared_seed(comparison)
     if len(order) < 2 or seed is None:
-        return ""
+        return None
     shown = [embedded[name] for name in _shown(order) if name in embedded]
     tables = [comparison.results.runs[each.name][seed].ranks for each in shown]
     prepared = next(iter(comparison.prepared_datasets.values()))
-    split = evaluated_data(prepared.test, prepared.validation).split
+    split = prepared.held_out.split
     if split is None:
-        return ""
+        return None
     split = replace(split, image_files=split.images())
-    return "".join(
-        [
-            '<p class="note">Queries with the largest ratio of worst to best rank between these variants, '
-            f"seed {seed}. “rank” is that of the best positive; ✓ marks positives.</p>",
-            "<h3>Text to image</h3>",
-            *(example_block(each, split) for each in disagreements(shown, tables, "t2i")),
-            "<h3>Image to text</h3>",
-            *(example_block(each, split) for each in disagreements(shown, tables, "i2t")),
-        ]
-    )
+    directions: tuple[Direction, ...] = ("t2i", "i2t")
+    return {"seed": seed} | {
+        direction: [page_example(each, split) for each in disagreements(shown, tables, direction)]
+        for direction in directions
+    }
 
 
-def _page(comparison: Comparison, drawn: Sequence[Figure], examples: str) -> str:
-    sections = [Section("table", "Results", "".join(_wide(table) for table in comparison.tables()))]
-    order = list(comparison.significance.order)
-    if comparison.significance.pairs:
-        sections.append(Section("pairs", "Significance tests", _pairs(comparison)))
-    if order:
-        cost = _wide(cost_table(comparison.results, order)) + _lr_search(comparison)
-        sections.append(Section("costs", "Training cost", cost))
-    if drawn:
-        note = f'<p class="note">Line plots show the best {MAX_LINES} variants.</p>' if len(order) > MAX_LINES else ""
-        blocks = "".join(figure_block(figure) for figure in drawn)
-        sections.append(Section("figures", "Figures", f'{note}<div class="figures">{blocks}</div>'))
-    if examples:
-        sections.append(Section("examples", "Largest disagreements", examples))
-    if comparison.results.failures:
-        rows = "".join(f"<li><b>{escape(f.name)}</b>: {escape(f.why)}</li>" for f in comparison.results.failures)
-        sections.append(Section("failures", "Failed runs", f'<div class="failed"><ul>{rows}</ul></div>'))
-    sections.append(Section("how", "Methods", _methods(comparison)))
-    heading = f"Comparison of objectives: {comparison.title}"
-    return page(f"Tercet: {comparison.title}", heading, comparison.verdict, sections)
-
-
-def _wide(table: Table) -> str:
-    return scrollable(table.title, table.html())
-
-
-def _pairs(comparison: Comparison) -> str:
-    """Pairs with the best variant; all pairs in a collapsed block."""
+def _pairs(comparison: Comparison) -> dict[str, Table] | None:
+    """All pairs, and those with the best variant; None if there are no pairs."""
+    if not comparison.significance.pairs:
+        return None
     every = pairs_table(comparison.significance)
     with_best = {f"{pair.first} - {pair.second}" for pair in comparison.significance.against_best()}
-    table = Table(every.title, every.headings, [row for row in every.rows if row[0] in with_best])
-    if len(table.rows) == len(every.rows):
-        return _wide(every)
-    return f"{_wide(table)}<details><summary>All {len(every.rows)} pairs</summary>{_wide(every)}</details>"
+    return {"all": every, "with_best": replace(every, rows=[row for row in every.rows if row[0] in with_best])}
 
 
-def _lr_search(comparison: Comparison) -> str:
-    if not comparison.tuned:
-        return ""
-    factors = sorted(comparison.settings.tune_factors)
-    rows = []
-    for name, search in comparison.tuned.items():
-        by_factor = {f"{rate / search.base:.6g}": rate for rate in search.validation}
-        rows.append((name, [_lr_cell(search, by_factor.get(f"{factor:.6g}")) for factor in factors]))
-    headings = ("objective", *(f"x {factor:g}" for factor in factors))
-    return _wide(
-        Table("Learning-rate search: rate and validation metric at the best epoch; bold: chosen", headings, rows)
-    )
+def _cost_tables(comparison: Comparison) -> list[Table]:
+    order = list(comparison.significance.order)
+    tables = [cost_table(comparison.results, order)] if order else []
+    if order and comparison.tuned:
+        tables.append(lr_search_table(comparison.tuned, comparison.settings.tune_factors))
+    return tables
 
 
-def _lr_cell(search: LrSearch, rate: float | None) -> Cell:
-    if rate is None:
-        return Cell("failed")
-    return Cell(f"{rate:g}: {search.validation[rate]:.1f}", rate == search.chosen)
-
-
-def _methods(comparison: Comparison) -> str:
+def _first_run(comparison: Comparison) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Machine and settings of the first run; None and no settings if every run failed."""
     any_run = next((run for by_seed in comparison.results.runs.values() for run in by_seed.values()), None)
-    versions = ""
-    if any_run is not None:
-        machine = any_run.machine
-        versions = f"<p>Tercet {machine['tercet']}, torch {machine['torch']}, commit {machine['commit']}.</p>"
-    settings = runs.read_settings(any_run.folder) if any_run is not None else {}
-    settings_json = escape(json.dumps(settings, indent=2, sort_keys=True))
-    return (
-        f"{versions}<p>Standard deviations are over seeds (n-1). Tests are two-sided, on a crossed design of seeds and "
-        "images: Howe's interval combines the variance between seeds and the variance between images, each with its "
-        "own t quantile. The captions of an image are not treated as independent: the unit is the image. p-values are "
-        "Holm-corrected over all pairs. The smallest detectable difference is for 80 % power at the corrected level."
-        "</p>"
-        f"<details><summary>Settings of the first run</summary><pre tabindex=0>{settings_json}</pre></details>"
+    return (None, {}) if any_run is None else (any_run.machine, runs.read_settings(any_run.folder))
+
+
+TOP_K = 3  # retrieved items per variant
+QUERIES = 5  # per direction
+
+Direction = Literal["t2i", "i2t"]
+
+
+class RetrievedItem(NamedTuple):
+    """A candidate retrieved for a query."""
+
+    item: int
+    similarity: float
+    own: bool
+    also_true: bool = False
+    """Known to match, but not a positive of the query."""
+
+
+@dataclass(frozen=True)
+class RankedResults:
+    """Results of one model: the top items, and the query's most similar positive with its rank."""
+
+    name: str
+    rank: int
+    nearest: RetrievedItem
+    top: Sequence[RetrievedItem]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A caption query (t2i) or an image query (i2t) with the results of each model."""
+
+    direction: Direction
+    query: int
+    answers: Sequence[RankedResults]
+
+
+class PageResult(NamedTuple):
+    """A retrieved item, as a page shows it."""
+
+    item: PageItem
+    rank: int
+    similarity: float
+    own: bool
+    also_true: bool
+
+
+class PageAnswer(NamedTuple):
+    """The results of one model, as a page shows them."""
+
+    heading: str
+    results: Sequence[PageResult]
+
+
+class PageExample(NamedTuple):
+    """An example, as the macro `example` of the templates shows it."""
+
+    direction: Direction
+    query: PageItem
+    answers: Sequence[PageAnswer]
+    similarities: bool
+    """Whether ranks and similarities of the items are shown."""
+
+
+def disagreements(
+    embedded: Sequence[EmbeddedSplit], tables: Sequence[RankTable], direction: Direction
+) -> list[Example]:
+    """Queries with the largest ratio of worst to best rank between models; at most one per image."""
+    ranks = np.stack([table.best(direction) for table in tables])
+    order = np.argsort(-(np.log(ranks.max(axis=0)) - np.log(ranks.min(axis=0))), kind="stable")
+    queries = one_per_image(order, embedded[0], direction, QUERIES)
+    return [example(embedded, direction, query, TOP_K) for query in queries]
+
+
+def one_per_image(order: Int[np.ndarray, " _"], embedded: EmbeddedSplit, direction: Direction, limit: int) -> list[int]:
+    """The first `limit` queries of `order` that belong to different images."""
+    chosen: dict[int, int] = {}
+    for query in order.tolist():
+        if len(chosen) == limit:
+            break
+        chosen.setdefault(int(embedded.owners[query]) if direction == "t2i" else query, query)
+    return list(chosen.values())
+
+
+def example(
+    embedded: Sequence[EmbeddedSplit],
+    direction: Direction,
+    query: int,
+    top_k: int,
+    also_true: Bool[np.ndarray, " candidate"] | None = None,
+) -> Example:
+    """Results of each model for one query. `also_true`: candidates known to match besides the positives."""
+    owners = embedded[0].owners.numpy()
+    own = owners == query if direction == "i2t" else np.arange(len(embedded[0].images)) == owners[query]
+    others = np.zeros_like(own) if also_true is None else also_true & ~own
+    return Example(direction, query, [_answer(each, direction, query, top_k, own, others) for each in embedded])
+
+
+def page_example(example: Example, split: Split, *, similarities: bool = False) -> PageExample:
+    """An example for a page; `similarities` adds ranks and similarities of the items, and captions if images lack."""
+    query = query_item(split, example.direction, example.query, caption_fallback=similarities)
+    answers = [_page_answer(example.direction, answer, split, similarities) for answer in example.answers]
+    return PageExample(example.direction, query, answers, similarities)
+
+
+def _answer(
+    embedded: EmbeddedSplit,
+    direction: Direction,
+    query: int,
+    top_k: int,
+    own: Bool[np.ndarray, " candidate"],
+    also_true: Bool[np.ndarray, " candidate"],
+) -> RankedResults:
+    """Items and rank from the same similarities; ties count against the positives in both."""
+    S: Float[np.ndarray, " candidate"] = (
+        embedded.images_for(query) if direction == "t2i" else embedded.captions_for(query)
     )
+    order = np.lexsort((own, -S))
+    top = [RetrievedItem(int(item), float(S[item]), bool(own[item]), bool(also_true[item])) for item in order[:top_k]]
+    position = int(np.argmax(own[order]))
+    nearest = int(order[position])
+    return RankedResults(embedded.name, position + 1, RetrievedItem(nearest, float(S[nearest]), own=True), top)
+
+
+def _page_answer(direction: Direction, answer: RankedResults, split: Split, similarities: bool) -> PageAnswer:
+    heading, ranked = f"{answer.name}: rank {answer.rank:,}", list(enumerate(answer.top, 1))
+    if similarities:
+        heading += f", similarity {answer.nearest.similarity:.3f}"
+        if direction == "i2t" and answer.rank > len(ranked):  # for t2i the query already shows its image
+            ranked.append((answer.rank, answer.nearest))
+    results = [
+        PageResult(
+            candidate_item(split, direction, each.item, caption_fallback=similarities),
+            rank,
+            each.similarity,
+            each.own,
+            each.also_true,
+        )
+        for rank, each in ranked
+    ]
+    return PageAnswer(heading, results)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,16 +17,28 @@ from torch import Tensor
 
 from tercet.data.dataset import DataSet, Split, subset, without_bad_features
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
-from tercet.data.formats.precomp import MANIFEST
-from tercet.data.formats.writers import PRECOMP_SPLIT_NAMES, write_rows, write_texts
+from tercet.data.formats.precomp import MANIFEST, PRECOMP_SPLIT_NAMES, check_features, write_rows, write_texts
 from tercet.data.image_io import ImageFiles, ImageSource, open_image
 from tercet.data.prefetch import prefetch
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy, read_json
-from tercet.storage import FORMAT_VERSION, LOCK, check_format, resumable_directory, sha256_of, write_json
+from tercet.progress import SILENT, Progress
+from tercet.storage import (
+    CHECKSUMS,
+    FORMAT_VERSION,
+    LOCK,
+    allocated_array,
+    atomic_path,
+    check_format,
+    checksums_of,
+    resumable_directory,
+    seal,
+    sealed_content,
+    write_json,
+)
 
 PROGRESS = "progress.json"
-FILES, SOURCE = "files", "source"  # manifest keys: checksums of the files of a finished folder; where its images are
+SOURCE = "source"  # manifest key: where the images are
 IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
 FLUSH_INTERVAL = 16  # batches; a kill loses what was encoded since the last flush
 
@@ -64,14 +75,6 @@ def _name(about: dict[str, Any]) -> str | None:
     return name.split(" (")[0] if isinstance(name, str) else None
 
 
-@dataclass(frozen=True)
-class ExtractProgress:
-    """Callbacks for a progress bar: `begin(title, total)` and `advance(items)`."""
-
-    begin: Callable[[str, int], None] = lambda title, total: None
-    advance: Callable[[int], None] = lambda items: None
-
-
 def extract(
     data: DataSet,
     target: Path,
@@ -80,7 +83,7 @@ def extract(
     *,
     dtype: str = "float32",
     errors: ErrorPolicy | None = None,
-    progress: ExtractProgress | None = None,
+    progress: Progress = SILENT,
     image_folder: Path | None = None,
 ) -> bool:
     """Write the features of all splits to `target`. False if it already holds features with the same manifest.
@@ -89,7 +92,7 @@ def extract(
     not beside it; the folder is written to the manifest, for reports. All images are decoded before the first is
     encoded, so that a bad image is reported early.
     """
-    progress, errors = progress or ExtractProgress(), errors or ErrorPolicy()
+    errors = errors or ErrorPolicy()
     if target.exists() and not (target / MANIFEST).is_file():
         raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
     data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
@@ -97,7 +100,7 @@ def extract(
     source = {SOURCE: _source(data, image_folder)}
     if target.exists():
         _check_manifest(manifest, target)
-        _check_files(target)
+        check_features(target)
         return False
     with resumable_directory(target) as unfinished:
         if (unfinished / MANIFEST).is_file():
@@ -109,7 +112,7 @@ def extract(
             stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
             _extract_split(stem, split, images, texts, dtype, position, progress)
         (unfinished / PROGRESS).unlink(missing_ok=True)
-        write_json(unfinished / MANIFEST, manifest | source | {FILES: _checksums(unfinished)})
+        write_json(unfinished / MANIFEST, manifest | source | {CHECKSUMS: _checksums(unfinished)})
     return True
 
 
@@ -120,7 +123,7 @@ def _extract_split(
     texts: TextEncoder | None,
     dtype: str,
     position: "_ResumePosition",
-    progress: ExtractProgress,
+    progress: Progress,
 ) -> None:
     write_texts(stem, split, repeated=False)
     if images is not None:
@@ -165,13 +168,12 @@ def _fill(
     encoded: Encoded,
     dtype: str,
     position: "_ResumePosition",
-    progress: ExtractProgress,
+    progress: Progress,
 ) -> None:
     """Write the encoded items to the file. Batches do not depend on where it resumes: the result is bit-identical."""
-    done = position.batches(file.name)
-    progress.begin(file.stem, count)
-    progress.advance(sum(map(len, batches[:done])))
-    array: np.memmap | None = np.lib.format.open_memmap(file, mode="r+") if done else None
+    array, done, digest = position.resume(file, batches)
+    bar = progress.bar(file.stem, count)
+    bar.advance(sum(map(len, batches[:done])))
     for index, features in enumerate(encoded(batches[done:]), start=done):
         with np.errstate(over="ignore"):
             values = features.float().numpy().astype(dtype)
@@ -179,31 +181,45 @@ def _fill(
             raise ValueError(f"{file.stem}: NaN or values too large for {dtype} in the items {batches[index].tolist()}")
         if array is None:
             shape = (count, *values.shape[1:])
-            array = np.lib.format.open_memmap(file, mode="w+", dtype=np.dtype(dtype), shape=shape)
+            array = allocated_array(file, dtype, shape)
         array[batches[index].numpy()] = values
-        progress.advance(len(features))
+        digest.update(np.ascontiguousarray(values).data)
+        bar.advance(len(features))
         if (index + 1) % FLUSH_INTERVAL == 0 or index + 1 == len(batches):
             array.flush()  # before the position is recorded
-            position.reached(file.name, index + 1)
+            position.reached(file.name, index + 1, digest.hexdigest())
 
 
 class _ResumePosition:
-    """The number of batches of each file that have been flushed to disk."""
+    """The number of batches of each file that have been flushed to disk, and their checksum."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        content = read_json(file) if file.is_file() else {}
-        self.done: dict[str, int] = content if isinstance(content, dict) else {}
+        content = sealed_content(file)
+        self.done: dict[str, tuple[int, str]] = {} if content is None else json.loads(content)
 
-    def batches(self, name: str) -> int:
-        return self.done.get(name, 0)
+    def resume(self, file: Path, batches: list[Int[Tensor, " _"]]) -> tuple[np.memmap | None, int, "hashlib._Hash"]:
+        """The array, the number of its batches that are done and their digest; none if what is there is damaged."""
+        done, checksum = self.done.get(file.name, (0, ""))
+        digest = hashlib.sha256()
+        try:
+            if not done:
+                return None, 0, digest
+            array = np.lib.format.open_memmap(file, mode="r+")
+            for batch in batches[:done]:
+                digest.update(np.ascontiguousarray(array[batch.numpy()]).data)
+        except Exception:  # numpy raises exceptions of many kinds for damaged headers
+            return None, 0, hashlib.sha256()
+        return (array, done, digest) if digest.hexdigest() == checksum else (None, 0, hashlib.sha256())
 
-    def reached(self, name: str, batches: int) -> None:
-        self.done[name] = batches
-        write_json(self.file, self.done)
+    def reached(self, name: str, batches: int, checksum: str) -> None:
+        self.done[name] = batches, checksum
+        with atomic_path(self.file) as temporary:
+            temporary.write_text(json.dumps(self.done), encoding="utf-8")
+            seal(temporary)
 
 
-def without_bad_images(data: DataSet, errors: ErrorPolicy, progress: ExtractProgress) -> DataSet:
+def without_bad_images(data: DataSet, errors: ErrorPolicy, progress: Progress) -> DataSet:
     """Decode every image and report those that cannot be decoded; skip them if `errors` skips."""
 
     def decoding_error(image_file: ImageSource) -> str | None:
@@ -217,10 +233,10 @@ def without_bad_images(data: DataSet, errors: ErrorPolicy, progress: ExtractProg
     for name, split in data.splits.items():
         if split.image_files is None:
             raise ValueError(f"{data.path}: no images of {name} to encode: pass the image folder with --images")
-        progress.begin(f"checking images of {name}", len(split.image_files))
+        bar = progress.bar(f"checking images of {name}", len(split.image_files))
         valid = []
         for image, error in enumerate(prefetch(decoding_error, split.image_files, workers=os.cpu_count() or 1)):
-            progress.advance(1)
+            bar.advance()
             if error is None:
                 valid.append(image)
             else:
@@ -276,7 +292,7 @@ def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     if not isinstance(stored, dict):
         raise ValueError(f"{folder / MANIFEST}: damaged: remove the folder or choose another target")
     check_format(stored.get("format_version"), folder / MANIFEST)
-    for key in (FILES, SOURCE):  # the images may have moved: their checksum is part of the manifest
+    for key in (CHECKSUMS, SOURCE):  # the images may have moved: their checksum is part of the manifest
         stored.pop(key, None)
     manifest = json.loads(json.dumps(manifest))
     if stored == manifest:
@@ -290,15 +306,7 @@ def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    files = (file for file in sorted(folder.iterdir()) if file.name not in (MANIFEST, LOCK, PROGRESS))
-    return {file.name: sha256_of([file]) for file in files}
-
-
-def _check_files(folder: Path) -> None:
-    """Check that every file exists and has its checksum."""
-    for name, checksum in read_json(folder / MANIFEST).get(FILES, {}).items():
-        if not (folder / name).is_file() or sha256_of([folder / name]) != checksum:
-            raise ValueError(f"{folder / name} is missing or was changed: remove {folder} and run again")
+    return checksums_of(folder, [file.name for file in folder.iterdir() if file.name not in (MANIFEST, LOCK, PROGRESS)])
 
 
 def _short(value: Any) -> str:

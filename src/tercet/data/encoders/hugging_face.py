@@ -11,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from tercet.data.text.tokenized import pretrained_tokenizer
+from tercet.hub import hub_options
 from tercet.interfaces import ImageFeatures, TextFeatures
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def _load(name: str) -> Any:
         raise ValueError("Hugging Face encoders need transformers: pip install 'tercet[hf]'") from error
     logging.disable_progress_bar()  # Tercet has its own
     try:
-        return AutoModel.from_pretrained(name, trust_remote_code=False).float().eval()  # whatever dtype it was saved in
+        model = AutoModel.from_pretrained(name, trust_remote_code=False, **hub_options(name))
+        return model.float().eval()  # whatever dtype it was saved in
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no model {name!r}, neither on this machine nor on the hub: {error}") from error
 
@@ -89,7 +91,7 @@ def _image_processor(name: str) -> Any:
     from transformers import AutoImageProcessor
 
     try:
-        return AutoImageProcessor.from_pretrained(name, use_fast=False, trust_remote_code=False)
+        return AutoImageProcessor.from_pretrained(name, use_fast=False, trust_remote_code=False, **hub_options(name))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{name}: cannot load its image preprocessing configuration: {error}") from error
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,7 +14,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
-from tercet.data.text.tokenized import bag_of_words
+from tercet.data.text.tokenizer import tokenize
 from tercet.names import suggest
 from tercet.plugins import from_entry_point, installed
 
@@ -20,6 +22,7 @@ SIDE = 288  # pixels, of EfficientNet-Lite2
 # The feature maps of larger batches are so large that the allocator returns them to the system after every layer;
 # allocating them again takes as long as the layers themselves.
 BATCH_SIZE = 4
+BUCKETS = 1 << 14  # random vectors of the bag-of-words encoder
 
 
 class EfficientNetLite2:
@@ -137,14 +140,23 @@ def _minilm() -> TextEncoder:
     )
 
 
+def bag_of_words(texts: Sequence[str], dim: int) -> Float[np.ndarray, "caption dim"]:
+    """Normalized sums of random vectors of words and word bigrams, hashed into buckets."""
+    table = np.random.default_rng(0).standard_normal((BUCKETS, dim), dtype=np.float32)
+    features = np.zeros((len(texts), dim), dtype=np.float32)
+    for row, text in enumerate(texts):
+        words = tokenize(text)
+        ngrams = words + [f"{first} {second}" for first, second in itertools.pairwise(words)]
+        features[row] = table[[zlib.crc32(ngram.encode()) % BUCKETS for ngram in ngrams]].sum(axis=0)
+    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+
+
 class BagOfWords:
     """Sum of random 256-dimensional vectors of words and word bigrams. Needs no weights."""
 
     about: dict[str, Any] = {"encoder": "bag-of-words", "dim": 256}  # noqa: RUF012 - never modified
 
     def encode(self, texts: Sequence[str]) -> Float[Tensor, "caption dim"]:
-        import torch
-
         return torch.from_numpy(bag_of_words(texts, self.about["dim"]))
 
 

@@ -1,17 +1,20 @@
 """Dataset formats: one module per format, each reads into a `DataSet`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tercet.data.dataset import DataSet
 from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
+from tercet.data.formats.from_python import DataLike, read_object
 from tercet.data.scenes import scenes_data_set
 from tercet.data.textio import ErrorPolicy
+from tercet.in_memory import find_in_memory, is_in_memory
 from tercet.plugins import all_of, find
 
 ENTRY_POINTS = "tercet.formats"
+GIVE_AGAIN = "give it again, as data=... of tercet.train, or a path to the same images and captions with --data"
 
 
 class Format(NamedTuple):
@@ -21,24 +24,30 @@ class Format(NamedTuple):
     recognise: Callable[[Path], bool]
     read: Callable[[Path, Path | None, ErrorPolicy], DataSet]
     description: str
+    suffixes: tuple[str, ...] | None = None
+    """Suffixes of the files it may recognise, besides folders; None for any. Only then `recognise` is called."""
 
 
 FORMATS = {
     "karpathy": Format(
-        karpathy.recognise, karpathy.read, "Karpathy's JSON (dataset_coco.json) with a folder of images"
+        karpathy.recognise, karpathy.read, "Karpathy's JSON (dataset_coco.json) with a folder of images", (".json",)
     ),
-    "precomp": Format(precomp.recognise, precomp.read, "SCAN's {split}_ims.npy, {split}_caps.txt, {split}_ids.txt"),
+    "precomp": Format(precomp.recognise, precomp.read, "SCAN's {split}_ims.npy, {split}_caps.txt, {split}_ids.txt", ()),
     "json-list": Format(
-        json_list.recognise, json_list.read, "JSON lists of image, caption, image_id, as in X-VLM and BLIP"
+        json_list.recognise, json_list.read, "JSON lists of image, caption, image_id, as in X-VLM and BLIP", (".json",)
     ),
-    "table": Format(csv_tsv.recognise, csv_tsv.read, "CSV or TSV with the columns image and caption"),
-    "parquet": Format(parquet.recognise, parquet.read, "Parquet or a local Hugging Face dataset"),
-    "folder": Format(folder.recognise, folder.read, "images, each with a .txt file of captions beside it"),
+    "table": Format(
+        csv_tsv.recognise, csv_tsv.read, "CSV or TSV with the columns image and caption", (*csv_tsv.SUFFIXES, ".txt")
+    ),
+    "parquet": Format(
+        parquet.recognise, parquet.read, "Parquet or a local Hugging Face dataset", tuple(parquet.SUFFIXES)
+    ),
+    "folder": Format(folder.recognise, folder.read, "images, each with a .txt file of captions beside it", ()),
 }
 
 
 def open_data(
-    path: str | Path,
+    path: DataLike,
     *,
     format: str | None = None,  # noqa: A002 - the usual name
     images: str | Path | None = None,
@@ -47,10 +56,16 @@ def open_data(
 ) -> DataSet:
     """Detect the format of a dataset and open it. Features are memory-mapped, images are decoded on access.
 
+    `path` is a file, a folder or `scenes`; or the data itself: a pandas DataFrame with the columns image and caption, a
+    Hugging Face dataset, a list of (image, caption) pairs with paths or PIL images, or a dict of these by split.
     `images` is the image folder, if it is not beside the data. `features` selects the feature files
     `{split}_{features}.npy` of a precomp folder. With `skip_bad`, invalid items are skipped and listed in `skipped`;
     without it, the first one raises `ValueError`.
     """
+    if not isinstance(path, (str, Path)):
+        return _open_object(path, images, features, skip_bad=skip_bad)
+    if is_in_memory(str(path)):
+        return _open_object(find_in_memory(str(path), GIVE_AGAIN), images, features, skip_bad=skip_bad)
     generated = re.fullmatch(r"scenes(?::(\d+))?", str(path))
     if generated and not Path(path).exists():
         return scenes_data_set(int(generated[1] or 3000), features or "global")
@@ -73,6 +88,17 @@ def open_data(
     return data
 
 
+def _open_object(given: Any, images: str | Path | None, features: str | None, *, skip_bad: bool) -> DataSet:
+    if features is not None:
+        raise ValueError(f"features={features!r} selects files of a precomp folder; the data was given from Python")
+    if isinstance(given, DataSet):
+        return given
+    data = read_object(given, None if images is None else Path(images), ErrorPolicy(skip=skip_bad))
+    if not data.splits:
+        raise ValueError(f"{data.path}: no valid captions" + _first_error(data))
+    return data
+
+
 def all_formats() -> dict[str, Format]:
     """Name -> format: Tercet's own and those of installed packages."""
     return all_of(FORMATS, ENTRY_POINTS, Format)
@@ -80,8 +106,9 @@ def all_formats() -> dict[str, Format]:
 
 def detect_format(path: Path) -> str:
     """The one format that matches; `ValueError` if none or several do."""
-    matching = [name for name, known in FORMATS.items() if known.recognise(path)]
-    matching = matching or [name for name, known in all_formats().items() if known.recognise(path)]
+    if (path / precomp.MANIFEST).is_file():  # written by `tercet features`
+        return "precomp"
+    matching = _matching(path, FORMATS) or _matching(path, all_formats())
     if len(matching) == 1:
         return matching[0]
     if not matching:
@@ -90,6 +117,14 @@ def detect_format(path: Path) -> str:
     raise ValueError(
         f"{path} matches the formats {' and '.join(matching)}: pass --format, or the file instead of the folder"
     )
+
+
+def _matching(path: Path, formats: Mapping[str, Format]) -> list[str]:
+    return [
+        name
+        for name, known in formats.items()
+        if (path.is_dir() or known.suffixes is None or path.suffix.lower() in known.suffixes) and known.recognise(path)
+    ]
 
 
 def _first_error(data: DataSet) -> str:

@@ -5,16 +5,17 @@ It has no captions: together with a dataset that has them, it is converted to a 
 
 import base64
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tercet.data.dataset import DataSet, subset
-from tercet.data.formats.writers import PRECOMP_SPLIT_NAMES, write_texts
+from tercet.data.formats.precomp import PRECOMP_SPLIT_NAMES, write_texts
 from tercet.data.textio import ErrorPolicy
-from tercet.storage import atomic_directory
+from tercet.progress import NO_BAR, Bar
+from tercet.storage import allocated_array, atomic_directory
 
 COLUMNS = 6
 
@@ -53,14 +54,14 @@ def convert(
     captions: DataSet,
     target: Path,
     errors: ErrorPolicy,
-    advance: Callable[[int], None] = lambda size: None,
+    bar: Bar = NO_BAR,
 ) -> list[str]:
-    """Write a precomp folder in the image order of `captions`; return warnings. `advance` gets the bytes read.
+    """Write a precomp folder in the image order of `captions`; return warnings. `bar` counts bytes read.
 
     Reads the files twice: the first pass determines the number of regions.
     """
     rows = _rows_of_images(captions)
-    regions, dim, found = _scan(files, rows, errors, advance)
+    regions, dim, found = _scan(files, rows, errors, bar)
     for split, split_data in captions.splits.items():
         for row, name in enumerate(split_data.image_names):
             if (split, row) not in found:
@@ -77,7 +78,7 @@ def convert(
             feature_rows, new_warnings = write_texts(stem, subset(split_data, kept))
             warnings += new_warnings
             arrays[split] = _Arrays(stem, kept[feature_rows], regions, dim)
-        for detections in _lines(files, ErrorPolicy(skip=True), advance):
+        for detections in _lines(files, ErrorPolicy(skip=True), bar):
             for split, row in rows.pop(detections.image_id, []):  # only the first line of an image counts
                 arrays[split].put(row, detections)
         for split_arrays in arrays.values():
@@ -90,9 +91,8 @@ class _Arrays:
 
     def __init__(self, stem: Path, images: np.ndarray, regions: int, dim: int) -> None:
         self.stem, self.images = stem, images
-        open_file = np.lib.format.open_memmap
-        self.features = open_file(f"{stem}_ims.npy", mode="w+", dtype=np.float32, shape=(len(images), regions, dim))
-        self.boxes = open_file(f"{stem}_boxes.npy", mode="w+", dtype=np.float32, shape=(len(images), regions, 4))
+        self.features = allocated_array(Path(f"{stem}_ims.npy"), np.float32, (len(images), regions, dim))
+        self.boxes = allocated_array(Path(f"{stem}_boxes.npy"), np.float32, (len(images), regions, 4))
         self.lengths = np.zeros(len(images), dtype=np.int64)
 
     def put(self, row: int, detections: Detections) -> None:
@@ -122,11 +122,11 @@ def _rows_of_images(captions: DataSet) -> dict[str, list[tuple[str, int]]]:
 
 
 def _scan(
-    files: list[Path], rows: dict[str, list[tuple[str, int]]], errors: ErrorPolicy, advance: Callable[[int], None]
+    files: list[Path], rows: dict[str, list[tuple[str, int]]], errors: ErrorPolicy, bar: Bar
 ) -> tuple[int, int, set[tuple[str, int]]]:
     """Maximum number of regions, feature dimension, and the images (split, row) that have regions."""
     regions, dims, found, image_ids = 0, set(), set(), set()
-    for detections in _lines(files, errors, advance):
+    for detections in _lines(files, errors, bar):
         if detections.image_id in image_ids:
             errors.report(_names(files), f"duplicate image_id {detections.image_id}; the first one is used")
             continue
@@ -150,11 +150,11 @@ def _names(files: list[Path]) -> str:
     return ", ".join(map(str, files))
 
 
-def _lines(files: list[Path], errors: ErrorPolicy, advance: Callable[[int], None]) -> Iterator[Detections]:
+def _lines(files: list[Path], errors: ErrorPolicy, bar: Bar) -> Iterator[Detections]:
     for file in files:
         with file.open("rb") as stream:
             for number, line in enumerate(stream, start=1):
-                advance(len(line))
+                bar.advance(len(line))
                 if number == 1 and _is_header(line.split(b"\t")):
                     continue
                 try:

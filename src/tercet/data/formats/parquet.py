@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
-from tercet.data.feature_array import FeatureArray
+from tercet.data.feature_array import BLOCK_BYTES, FeatureArray
 from tercet.data.formats.builder import DEFAULT_SPLIT, DatasetBuilder, ImageFolder, candidate_folders, split_in_name
 from tercet.data.image_io import ImageFile, ImageFiles, ImageSource
 from tercet.data.textio import ErrorPolicy
+from tercet.progress import NO_BAR, Bar
+from tercet.storage import atomic_directory
 
 SUFFIXES = {".parquet", ".arrow"}
 IMAGE_COLUMNS = ("image", "img", "image", "jpg", "filepath", "filename", "file_name", "path")
@@ -304,3 +306,86 @@ def _arrow(file: Path) -> Any:
         return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
     except pa.ArrowInvalid:
         return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+
+
+def write_parquet(data: DataSet, target: Path, bar: Bar = NO_BAR) -> list[str]:
+    """Write a folder with one file per split and one row per image. Never returns warnings."""
+    with atomic_directory(target) as folder:
+        for name, split in data.splits.items():
+            _write_parquet_split(folder / f"{name}.parquet", split)
+            bar.advance(len(split.image_names))
+    return []
+
+
+def _write_parquet_split(file: Path, split: Split) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Images that are files of their own are referenced by name; others are embedded.
+    embedded = split.image_files is not None and not all(isinstance(source, ImageFile) for source in split.image_files)
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()}) if embedded else pa.string()
+    fields = [pa.field("image", image), pa.field("captions", pa.list_(pa.string()))]
+    for column, rows in (("features", split.features), ("boxes", split.boxes)):
+        if rows is not None:
+            fields.append(_field(column, pa.list_(pa.from_numpy_dtype(rows.dtype), int(np.prod(rows.shape[1:]))), rows))
+    if split.features is not None and split.features.lengths is not None:
+        fields.append(pa.field("lengths", pa.int64(), metadata={SHAPE: b"[]"}))
+    if split.caption_features is not None:
+        vector = pa.list_(
+            pa.from_numpy_dtype(split.caption_features.dtype), int(np.prod(split.caption_features.shape[1:]))
+        )
+        fields.append(_field("caption_features", pa.list_(vector), split.caption_features))
+    schema = pa.schema(fields)
+    starts = np.searchsorted(split.owners, np.arange(len(split.image_names) + 1))
+    step = _row_group_size(split)
+    with pq.ParquetWriter(file, schema) as writer:
+        for first in range(0, len(split.image_names), step):
+            images = np.arange(first, min(first + step, len(split.image_names)))
+            writer.write_table(pa.table(_columns(split, images, starts, schema), schema=schema))
+
+
+def _row_group_size(split: Split) -> int:
+    """Images per row group, so that row groups have bounded size."""
+    row_bytes = [
+        np.prod(rows.shape[1:]) * rows.dtype.itemsize for rows in (split.features, split.boxes) if rows is not None
+    ]
+    return max(1, BLOCK_BYTES // int(sum(row_bytes) + 50_000))  # an embedded image may add about 50 kB
+
+
+def _field(name: str, arrow_type: Any, rows: FeatureArray) -> Any:
+    import pyarrow as pa
+
+    return pa.field(name, arrow_type, metadata={SHAPE: json.dumps(rows.shape[1:]).encode()})
+
+
+def _columns(split: Split, images: np.ndarray, starts: np.ndarray, schema: Any) -> dict[str, Any]:
+    import pyarrow as pa
+
+    captions = np.arange(starts[images[0]], starts[images[-1] + 1])
+    names: list[Any] = [split.image_names[image] for image in images]
+    if pa.types.is_struct(schema.field("image").type):
+        assert split.image_files is not None
+        contents = [split.image_files.sources[image].content() for image in images]
+        names = [{"bytes": content, "path": name} for content, name in zip(contents, names, strict=True)]
+    columns: dict[str, Any] = {
+        "image": names,
+        "captions": [split.texts[starts[image] : starts[image + 1]] for image in images],
+    }
+    for column, rows in (("features", split.features), ("boxes", split.boxes)):
+        if rows is not None:
+            columns[column] = _lists(rows, images, schema.field(column).type)
+    if "lengths" in schema.names:
+        assert split.features is not None
+        assert split.features.lengths is not None
+        columns["lengths"] = split.features.lengths[images]
+    if split.caption_features is not None:
+        inner = _lists(split.caption_features, captions, schema.field("caption_features").type.value_type)
+        offsets = (starts[images[0] : images[-1] + 2] - starts[images[0]]).astype(np.int32)
+        columns["caption_features"] = pa.ListArray.from_arrays(offsets, inner)
+    return columns
+
+
+def _lists(rows: FeatureArray, items: np.ndarray, arrow_type: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.raw(items).reshape(-1)), type=arrow_type)

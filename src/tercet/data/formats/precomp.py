@@ -6,9 +6,10 @@ is an error. Optional files: `{split}_boxes.npy` (row region 4), `{split}_length
 `{split}_txt.npy` (caption features), and VSE-infinity's `id_mapping.json` from ids to image files.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from tercet.data.feature_array import FeatureArray, map_array
 from tercet.data.formats.builder import ImageFolder, sort_splits
 from tercet.data.image_io import ImageFiles
 from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines, read_json
+from tercet.progress import NO_BAR, Bar
+from tercet.storage import CHECKSUMS, allocated_array, atomic_directory, check_checksums
 
 FEATURES = "ims"
 MANIFEST = "features.json"  # written by `tercet features`
@@ -46,6 +49,8 @@ def recognise(path: Path) -> bool:
 
 def read(path: Path, images: Path | None, errors: ErrorPolicy, features: str = FEATURES) -> DataSet:
     """`features` is the suffix of the feature files: `{split}_{features}.npy`."""
+    if (path / MANIFEST).is_file():
+        check_features(path)
     stems = [file.name.removesuffix("_caps.txt") for file in path.glob("*_caps.txt")]
     splits: dict[str, Split] = {}
     for suffix in (f"_{features}.npy", "_ids.txt"):
@@ -63,6 +68,26 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy, features: str = F
     if missing and (len(missing) < len(splits) or features != FEATURES):
         raise ValueError(f"{path}: no feature file {{split}}_{features}.npy for {', '.join(missing)}")
     return DataSet(path, "precomp", splits, errors.messages)
+
+
+def check_features(folder: Path) -> None:
+    """Check the files of a folder of `tercet features` against the checksums in its manifest, once per process."""
+    manifest = read_json(folder / MANIFEST)
+    checksums = manifest.get(CHECKSUMS) if isinstance(manifest, dict) else None
+    if not isinstance(checksums, dict):
+        raise ValueError(f"{folder / MANIFEST} has no checksums: remove {folder} and run `tercet features` again")
+    status = {name: (folder / name).stat() for name in checksums if (folder / name).is_file()}
+    _check_once(
+        folder.resolve(),
+        tuple(sorted(checksums.items())),
+        tuple(sorted((name, each.st_size, each.st_mtime_ns) for name, each in status.items())),
+    )
+
+
+@lru_cache(maxsize=64)
+def _check_once(folder: Path, checksums: tuple[tuple[str, str], ...], status: tuple[tuple[str, int, int], ...]) -> None:
+    """Cached while the sizes and modification times of the files are the same."""
+    check_checksums(folder, dict(checksums), folder / MANIFEST, f"remove {folder} and run `tercet features` again")
 
 
 def _images_of_source(path: Path, split: str, names: Sequence[str]) -> ImageFiles | None:
@@ -281,7 +306,7 @@ def _lengths(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> 
         return None
     try:
         lengths = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # numpy raises exceptions of many kinds for damaged headers
         raise ValueError(f"{file}: not a readable .npy array: {error}") from error
     regions = array.shape[1] if array.ndim == 3 else 0
     fits = lengths.shape == (len(array),) and lengths.dtype.kind in "iu"
@@ -335,3 +360,65 @@ def _id_mapping(path: Path) -> dict[str, str]:
     if not isinstance(mapping, dict):
         raise ValueError(f"{file}: expected an object that maps ids to image files")
     return {str(name): str(image) for name, image in mapping.items()}
+
+
+PRECOMP_SPLIT_NAMES = {"val": "dev"}  # as the loaders of SCAN and its successors expect
+
+
+def write_precomp(data: DataSet, target: Path, bar: Bar = NO_BAR) -> list[str]:
+    """Write a precomp folder; return warnings about what the format cannot represent. `bar` counts images."""
+    warnings = []
+    with atomic_directory(target) as folder:
+        for name, split in data.splits.items():
+            warnings += _write_precomp_split(folder, PRECOMP_SPLIT_NAMES.get(name, name), split)
+            bar.advance(len(split.image_names))
+    return warnings
+
+
+def _write_precomp_split(folder: Path, stem: str, split: Split) -> list[str]:
+    rows, warnings = write_texts(folder / stem, split)
+    for array, suffix in ((split.features, "ims"), (split.boxes, "boxes")):
+        if array is not None:
+            write_rows(folder / f"{stem}_{suffix}.npy", array, rows)
+    if split.caption_features is not None:
+        write_rows(folder / f"{stem}_txt.npy", split.caption_features, np.arange(len(split.texts)))
+    if split.features is not None and split.features.lengths is not None:
+        np.save(folder / f"{stem}_lengths.npy", split.features.lengths[rows])
+    return warnings
+
+
+def write_texts(stem: Path, split: Split, *, repeated: bool = True) -> tuple[np.ndarray, list[str]]:
+    """Write `{stem}_caps.txt` and `{stem}_ids.txt`; return the image of each feature row, and warnings.
+
+    One id and one row per image if all images have the same number of captions. Otherwise one id and one row per
+    caption, which all loaders of the format understand; without `repeated`, the caller writes one row per image.
+    """
+    captions_per_image = split.captions_per_image()
+    ragged = len(set(captions_per_image.tolist())) > 1
+    rows = split.owners if ragged else np.arange(len(split.image_names))
+    for name in split.image_names:
+        if not name.strip() or re.search(r"[\r\n]", name):
+            raise ValueError(f"{stem.name}: image name {name!r} cannot be written as one line of {stem.name}_ids.txt")
+    texts = [re.sub(r"[\r\n]+", " ", text) for text in split.texts]
+    _write_lines(Path(f"{stem}_caps.txt"), texts)
+    _write_lines(Path(f"{stem}_ids.txt"), [split.image_names[row] for row in rows])
+    changed = sum(new != old for new, old in zip(texts, split.texts, strict=True))
+    warnings = [f"{stem.name}: replaced line breaks by spaces in {changed} captions"] if changed else []
+    if ragged and repeated:
+        counts = f"{captions_per_image.min()} to {captions_per_image.max()} captions per image"
+        warnings.append(f"{stem.name}: {counts}: feature rows and ids are repeated for each caption")
+    return rows, warnings
+
+
+def _write_lines(file: Path, lines: list[str]) -> None:
+    # Readers strip one byte order mark. If the first line starts with that character, write an extra one.
+    starts_with_bom = bool(lines) and lines[0].startswith("\ufeff")
+    with file.open("w", encoding="utf-8-sig" if starts_with_bom else "utf-8", newline="\n") as stream:
+        stream.writelines(f"{line}\n" for line in lines)
+
+
+def write_rows(file: Path, rows: FeatureArray, items: np.ndarray) -> None:
+    out = allocated_array(file, rows.dtype, (len(items), *rows.shape[1:]))
+    for start, block in rows.blocks(items):
+        out[start : start + len(block)] = block
+    out.flush()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from tercet.data.dataset import DataSet, Split
+from tercet.data.encoders.registry import bag_of_words
 from tercet.data.feature_array import FeatureArray
 from tercet.data.image_io import ImageFiles
 from tercet.data.scenes.render import Drawing, encode_regions, encode_scenes
@@ -23,7 +24,6 @@ from tercet.data.scenes.world import (
     select_scenes,
     true_pairs,
 )
-from tercet.data.text.tokenized import bag_of_words
 
 TEXT_DIM = 256
 SPLITS = {"train": 1.0, "val": 1 / 3, "test": 1 / 3}  # number of scenes relative to train

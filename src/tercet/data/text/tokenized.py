@@ -1,8 +1,7 @@
-"""Tokenized captions of a split, and a bag-of-words encoder that needs no weights."""
+"""Tokenized captions of a split."""
 
 import hashlib
 import itertools
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from tercet.data.text.tokenizer import tokenize
 from tercet.data.text.vocabulary import PAD, UNKNOWN, Vocabulary
+from tercet.hub import hub_options
 
-BUCKETS = 1 << 14  # random vectors of the bag-of-words encoder
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
 
@@ -99,7 +97,7 @@ def pretrained_tokenizer(name: str) -> Any:
         # Without these files, transformers silently creates a tokenizer with an empty vocabulary.
         raise ValueError(f"{name}: no tokenizer found: expected one of {', '.join(TOKENIZER_FILES)}")
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **hub_options(name))
     except (OSError, ValueError) as error:
         raise ValueError(f"no tokenizer {name!r}, neither on this machine nor on the hub: {error}") from error
 
@@ -110,14 +108,3 @@ def _flat(encoded: Sequence[Sequence[int]], words: Sequence[Sequence[int]], **sp
         np.fromiter(itertools.chain.from_iterable(captions), np.int64) for captions in (encoded, words)
     )
     return TokenizedCaptions(token_ids, starts, word_indices, **special)
-
-
-def bag_of_words(texts: Sequence[str], dim: int) -> Float[np.ndarray, "caption dim"]:
-    """Normalized sums of random vectors of words and word bigrams, hashed into buckets."""
-    table = np.random.default_rng(0).standard_normal((BUCKETS, dim), dtype=np.float32)
-    features = np.zeros((len(texts), dim), dtype=np.float32)
-    for row, text in enumerate(texts):
-        words = tokenize(text)
-        ngrams = words + [f"{first} {second}" for first, second in itertools.pairwise(words)]
-        features[row] = table[[zlib.crc32(ngram.encode()) % BUCKETS for ngram in ngrams]].sum(axis=0)
-    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)

@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+
+from tercet.single_backward import single_backward
+
+NO_SECOND = "the GRU of CPU training has a backward pass of its own"
 
 
 class PackedLayout:
@@ -102,7 +105,7 @@ class _Steps(torch.autograd.Function):
         return states
 
     @staticmethod
-    @once_differentiable
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, upstream: Float[Tensor, "word dim"]) -> tuple[Tensor | None, ...]:
         gates, previous, candidate_recurrent, weight = ctx.saved_tensors
         dim = weight.shape[1]

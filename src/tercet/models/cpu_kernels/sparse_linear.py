@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from tercet.models.parts.masking import l2_normalize
+from tercet.single_backward import single_backward
+
+NO_SECOND = "projections on CPUs have a backward pass of their own"
 
 MAX_ACTIVE_SHARE = 0.9  # above this share of rows with a gradient, gathering them costs more than it saves
 MIN_NORM = 1e-12  # eps of F.normalize
@@ -31,7 +32,7 @@ class Projection(nn.Linear):
 def l2_normalize_rows(vectors: Float[Tensor, "item dim"]) -> Float[Tensor, "item dim"]:
     """`l2_normalize` with a backward of three passes over the gradient instead of autograd's ten."""
     if not _use_custom_backward(vectors):
-        return l2_normalize(vectors)
+        return F.normalize(vectors, dim=-1)
     normalized: Tensor = _Normalized.apply(vectors)  # type: ignore[no-untyped-call]
     return normalized
 
@@ -53,7 +54,7 @@ class _Projected(torch.autograd.Function):
         return F.linear(rows, weight, bias)
 
     @staticmethod
-    @once_differentiable
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         rows_need_grad, weight_needs_grad, bias_needs_grad = ctx.needs_input_grad
@@ -94,7 +95,7 @@ class _Normalized(torch.autograd.Function):
         return normalized
 
     @staticmethod
-    @once_differentiable
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         normalized, clamped, has_direction = ctx.saved_tensors
         along = torch.linalg.vecdot(gradient, normalized)[:, None] * has_direction

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tercet.hub import hub_options
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -117,7 +119,9 @@ def hugging_face_model(config: dict[str, Any] | str) -> Any:
         return AutoModel.from_config(_config(config))
     try:
         # Never run code that comes with a model. Always float32, whatever precision it was saved in.
-        model, report = AutoModel.from_pretrained(config, trust_remote_code=False, output_loading_info=True)
+        model, report = AutoModel.from_pretrained(
+            config, trust_remote_code=False, output_loading_info=True, **hub_options(config)
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no backbone {config!r}, neither on this machine nor on the hub: {error}") from error
     missing = sorted(report.get("missing_keys", ()))
@@ -139,7 +143,7 @@ def _config(config: dict[str, Any] | str) -> Any:
             raise ValueError(f"a Hugging Face configuration needs model_type, got only: {', '.join(settings)}")
         return AutoConfig.for_model(settings.pop("model_type"), **settings)
     try:
-        return AutoConfig.from_pretrained(config, trust_remote_code=False)
+        return AutoConfig.from_pretrained(config, trust_remote_code=False, **hub_options(config))
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no model {config!r}, neither on this machine nor on the hub: {error}") from error
 

@@ -4,7 +4,6 @@ Tiles come with anchors as rows and positives masked as -inf. `Direction` hides 
 anchors, so that an objective's `stream` is written once for both.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.objectives.goal.weights import RelativeSettings
-from tercet.objectives.inputs import MAX_EXPONENT, Hardest, Reduction, query_weights, uniform_query_weight
+from tercet.objectives.inputs import (
+    MAX_EXPONENT,
+    Hardest,
+    Reduction,
+    bounded_exp,
+    query_weights,
+    uniform_query_weight,
+)
 from tercet.objectives.streaming.tiles import Tile, TiledSimilarity
 
 
@@ -27,7 +33,7 @@ class RunningHardest:
         self._update_hardest(*tile.max(dim=1), anchors, first_candidate)
 
     def result(self) -> Hardest:
-        exists = self.similarity > -torch.inf
+        exists = ~torch.isneginf(self.similarity)
         return Hardest(torch.where(exists, self.similarity, 0.0), self.candidate, exists)
 
     def _update_hardest(
@@ -36,7 +42,7 @@ class RunningHardest:
         if first_candidate == 0:  # the first tile of these anchors
             self.similarity[anchors], self.candidate[anchors] = best, column
             return
-        improved = best > self.similarity[anchors]
+        improved = (best > self.similarity[anchors]) | best.isnan()
         self.candidate[anchors] = torch.where(improved, column + first_candidate, self.candidate[anchors])
         self.similarity[anchors] = torch.where(improved, best, self.similarity[anchors])
 
@@ -83,15 +89,31 @@ class RunningRelative(RunningHardest):
             decay = (before - level).mul_(self.settings.beta).exp_()
             self.total[anchors] = (self.total[anchors] + replaced) * decay + total
 
+    def needs_exact_terms(self) -> bool:
+        """Whether a term of M- may be below exp(-60), where the dense form bounds it: never for cosines."""
+        span = self.settings.beta * (self.result().similarity - self.threshold)
+        return self.settings.kind == "ratio" and bool((span > MAX_EXPONENT).any())
+
+    def restart(self) -> None:
+        """Sum the terms again, now that the hardest negatives are known: `add_exact` bounds each of them."""
+        self.count.zero_()
+        self.total.zero_()
+
+    def add_exact(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
+        """Add the terms of a tile, each bounded as in the dense form."""
+        in_set = tile > self.threshold
+        own = self.candidate[anchors] - first_candidate
+        here = (own >= 0) & (own < tile.shape[1])
+        in_set[here.nonzero().flatten(), own[here]] = False
+        gap = self.similarity[anchors, None] - tile
+        self.total[anchors] += (bounded_exp(-self.settings.beta * gap) * in_set).sum(dim=1)
+        self.count[anchors] += in_set.sum(dim=1)
+
     def relative(self) -> Float[Tensor, " anchor"]:
         """mu- or M- of each anchor."""
         mean = self.total / self.count.clamp(min=1)
         if self.settings.kind == "gap":
             mean = self.result().similarity - self.threshold - mean
-        else:
-            # The dense form bounds every term by exp(-60). A running sum cannot, since its reference level changes. The
-            # bound matters if all terms are below it; then the mean is the bound.
-            mean = mean.clamp(min=math.exp(-MAX_EXPONENT))
         return torch.where(self.count > 0, mean, self.settings.empty)
 
 

@@ -11,9 +11,14 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tercet.objectives.streaming.tiles import EmbeddedBatch, TiledSimilarity
+from tercet.single_backward import single_backward
+
+NO_SECOND = (
+    "the pair gradient is a constant of the backward pass; objective.value(S, positives), where it exists, can be "
+    "differentiated twice"
+)
 
 if TYPE_CHECKING:
     from tercet.objectives.base import RowObjective
@@ -49,7 +54,7 @@ class _Entries(torch.autograd.Function):
         return torch.cat([known, *products])
 
     @staticmethod
-    @once_differentiable
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         images, captions, rows, columns = ctx.saved_tensors
         # Satisfied hinges have gradient 0: multiply the others only.
@@ -193,7 +198,7 @@ class _Streamed(torch.autograd.Function):
         return scalar
 
     @staticmethod
-    @once_differentiable  # G is a constant here, so a second derivative would be wrong
+    @single_backward(NO_SECOND)
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         # Reading saved_tensors makes torch raise an error if an input was modified in place.
         saved = zip(ctx.saved_tensors, ctx.constants, strict=True)

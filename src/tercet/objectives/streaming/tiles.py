@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.objectives import distributed
-from tercet.objectives.inputs import Rows, check_embeddings, ids_of_pairs, positives_from_ids
+from tercet.objectives.inputs import Rows, check_embeddings, ids_of_pairs, is_distributed, positives_from_ids
 from tercet.types import PairMask, Similarity
 
 TILE_SIZE = 1024  # 4 MB of float32: large enough for a fast matrix product, small enough for the CPU cache
@@ -65,7 +65,7 @@ class EmbeddedBatch:
         check_embeddings(images, captions, scale, bias)
         ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
         paired_by_rows = owners is None and image_ids is None
-        if distributed.in_use():
+        if is_distributed():
             images, captions, ids = distributed.gather_batch(images, captions, *ids, ids_are_rows=image_ids is None)
             paired_by_rows = False
         return cls(images, captions, ids, scale, bias, paired_by_rows)

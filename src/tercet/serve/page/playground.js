@@ -8,32 +8,40 @@ const $ = (id) => document.getElementById(id);
 const GOAL = "GOAL (T times P)";
 const BLUE = [0, 114, 178], ORANGE = [213, 94, 0], GREEN = [0, 158, 115];
 let catalogue = null; // answer of /api/objectives
-let index = null, settings = {} /* those that differ from the defaults */;
-let plotted = false, warning = "";
+let loading = null; // promise of it
+let requested = null; // parameters of the latest call of show
+let shown = null; // { objective, settings that differ from the defaults }: requests take both from here, never from the controls
+let index = null, warning = "";
 
 export async function show(params, about) {
-  if (about) updateIndexes(about);
-  if (!catalogue) await initialize();
+  requested = params;
+  if (about) index = captionedIndex(about);
+  loading ??= initialize().catch((error) => { loading = null; throw error; });
+  await loading;
+  if (requested !== params) return; // another link was opened meanwhile
   const name = params.get("objective") || "cir/sig-ms";
   const objective = findObjective(name);
   if (!objective) {
     $("playground-status").textContent = `Unknown objective ${name}`;
     return;
   }
-  selectObjective(name);
-  settings = {};
-  for (const control of objective.controls) if (params.has(control.name)) settings[control.name] = params.get(control.name);
+  const given = objective.controls.map((control) => control.name).filter((key) => params.has(key));
+  shown = { objective: name, settings: Object.fromEntries(given.map((key) => [key, params.get(key)])) };
   const unknown = [...params.keys()].filter((key) => key !== "objective" && !hasControl(objective, key));
   warning = unknown.length ? `${name} has no setting ${unknown.join(", ")}` : "";
-  showControls(objective);
+  selectObjective(name);
+  showControls(objective, shown.settings);
   await update();
 }
 
 /** Called when the served indexes or their states are known. */
 export function updateIndexes(about) {
-  index = about.indexes.find((each) => each.state === "ready" && each.captions)?.name || null;
-  if (catalogue && !$("tab-playground").hidden && plotted) update();
+  const before = index;
+  index = captionedIndex(about);
+  if (shown && index !== before && !$("tab-playground").hidden) update();
 }
+
+const captionedIndex = (about) => about.indexes.find((each) => each.state === "ready" && each.captions)?.name || null;
 
 async function initialize() {
   catalogue = await fetchJson("/api/objectives");
@@ -51,7 +59,7 @@ const findObjective = (name) => catalogue.objectives.find((objective) => objecti
 const hasControl = (objective, name) => objective.controls.some((control) => control.name === name);
 
 function showRadios(id, legend, names) {
-  const radios = names.map((name) => element("label", {}, element("input", { type: "radio", name: id, value: name, onchange: () => navigate(settings) }), name));
+  const radios = names.map((name) => element("label", {}, element("input", { type: "radio", name: id, value: name, onchange: () => navigate(shown?.settings ?? {}) }), name));
   $(id).replaceChildren(element("legend", {}, legend), ...radios);
 }
 
@@ -74,7 +82,7 @@ function navigate(newSettings) {
   location.hash = `#playground?${new URLSearchParams({ objective: name, ...applicable })}`;
 }
 
-function showControls(objective) {
+function showControls(objective, settings) {
   const rows = objective.controls.map((control) => {
     const id = `set-${control.name}`, value = settings[control.name] ?? control.default;
     const set = (newValue) => { settings[control.name] = String(newValue); replaceUrl(); update(); };
@@ -98,21 +106,21 @@ function showControls(objective) {
 
 /** Write the settings to the URL without a history entry for every slider position. */
 function replaceUrl() {
-  history.replaceState(null, "", `#playground?${new URLSearchParams({ objective: selectedObjective(), ...settings })}`);
+  history.replaceState(null, "", `#playground?${new URLSearchParams({ objective: shown.objective, ...shown.settings })}`);
 }
 
 const update = oneAtATime(async () => {
-  const params = { objective: selectedObjective(), ...settings };
-  plotted = true;
+  const current = shown, params = { objective: current.objective, ...current.settings };
   try {
     const diagram = await fetchJson("/api/diagram", params);
+    if (current !== shown) return; // another link was opened meanwhile: the next call shows it
     $("playground-status").textContent = warning;
     $("python").textContent = diagram.python;
     $("loss-note").textContent = diagram.has_value ? "This gradient is that of a loss." : "No loss has this gradient: training uses the gradient itself.";
     for (const [name, value] of Object.entries(diagram.settings)) showDefault(name, value);
     showDiagrams(diagram);
   } catch (error) {
-    $("playground-status").textContent = error.message;
+    if (current === shown) $("playground-status").textContent = error.message;
     return;
   }
   await updateGradient(params);
@@ -121,7 +129,7 @@ const update = oneAtATime(async () => {
 /** Show the value of a setting that the user has not set: `reading`, for example, sets margin, offset and empty. */
 function showDefault(name, value) {
   const input = $(`set-${name}`);
-  if (!input || name in settings) return;
+  if (!input || name in shown.settings) return;
   if (value !== null) input.value = String(value);
   const output = input.parentElement.querySelector("output");
   if (output) output.textContent = value === null ? "none" : String(value);

@@ -1,22 +1,23 @@
 """`tercet data inspect`, `tercet data convert` and `tercet features`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tercet.data.dataset import DataSet, limit_captions, select_splits, without_bad_features
-from tercet.data.encoders.extract import ExtractProgress, extract
+from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.formats import butd, open_data
-from tercet.data.formats.writers import write_parquet, write_precomp
+from tercet.data.formats.parquet import write_parquet
+from tercet.data.formats.precomp import write_precomp
 from tercet.data.inspect import DatasetSummary, summarise
 from tercet.data.settings import Convert, Features, Inspect
 from tercet.data.textio import ErrorPolicy
+from tercet.progress import ConsoleProgress
 
 MAX_LISTED = 10  # errors that are printed; the rest are counted
 
@@ -24,8 +25,8 @@ MAX_LISTED = 10  # errors that are printed; the rest are counted
 def inspect(settings: Inspect) -> None:
     """Print a summary and all errors. Exits with code 1 if there are errors."""
     data = _open(settings, skip_bad=True)
-    with _progress() as progress:
-        summary = summarise(data, lambda title, total: _bar(progress, title, total))
+    with ConsoleProgress() as progress:
+        summary = summarise(data, progress)
     _print(data, summary, Console(emoji=False))
     if summary.errors:
         sys.exit(1)
@@ -42,9 +43,9 @@ def convert(settings: Convert) -> None:
     data = data if settings.limit_captions is None else limit_captions(data, settings.limit_captions)
     data = without_bad_features(data, ErrorPolicy(skip=settings.skip_bad))
     write = {"precomp": write_precomp, "parquet": write_parquet}[settings.to]
-    with _progress() as progress:
+    with ConsoleProgress() as progress:
         total = sum(len(split.image_names) for split in data.splits.values())
-        warnings = write(data, settings.target, _bar(progress, f"writing {settings.to}", total))
+        warnings = write(data, settings.target, progress.bar(f"writing {settings.to}", total))
     _report(f"Wrote {settings.target}", data.skipped, warnings)
 
 
@@ -68,9 +69,9 @@ def _convert_butd(settings: Convert) -> None:
     files, errors = butd.files_of(Path(settings.path)), ErrorPolicy(skip=settings.skip_bad)
     captions = open_data(settings.captions, images=settings.images, skip_bad=settings.skip_bad)
     captions = captions if settings.limit_captions is None else limit_captions(captions, settings.limit_captions)
-    with _progress() as progress:
+    with ConsoleProgress() as progress:
         total = 2 * sum(file.stat().st_size for file in files)
-        warnings = butd.convert(files, captions, settings.target, errors, _bar(progress, "reading regions", total))
+        warnings = butd.convert(files, captions, settings.target, errors, progress.bar("reading regions", total))
     _report(f"Wrote {settings.target}", [*captions.skipped, *errors.messages], warnings)
 
 
@@ -83,7 +84,7 @@ def features(settings: Features) -> None:
     images = None if settings.image_encoder == "none" else image_encoder(settings.image_encoder, grid=settings.grid)
     texts = None if settings.text_encoder == "none" else text_encoder(settings.text_encoder)
     errors = ErrorPolicy(skip=settings.skip_bad)
-    with _progress() as progress:
+    with ConsoleProgress() as progress:
         written = extract(
             data,
             settings.target,
@@ -91,20 +92,11 @@ def features(settings: Features) -> None:
             texts,
             dtype=settings.dtype,
             errors=errors,
-            progress=_extract_progress(progress),
+            progress=progress,
             image_folder=settings.images,
         )
     message = f"Wrote {settings.target}" if written else f"{settings.target} already holds these features"
     _report(message, [*data.skipped, *errors.messages], [])
-
-
-def _extract_progress(progress: Progress) -> ExtractProgress:
-    current: list[TaskID] = []
-
-    def begin(title: str, total: int) -> None:
-        current.append(progress.add_task(title, total=total))
-
-    return ExtractProgress(begin, lambda items: progress.update(current[-1], advance=items))
 
 
 def _report(message: str, skipped: Sequence[str], warnings: list[str]) -> None:
@@ -171,13 +163,3 @@ def _print_errors(errors: list[str], console: Console) -> None:
         console.print(f"  {_printable(error)}", highlight=False, soft_wrap=True)
     if len(errors) > MAX_LISTED:
         console.print(f"  and {len(errors) - MAX_LISTED:,} more")
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(file=sys.stderr), transient=True)
-
-
-def _bar(progress: Progress, title: str, total: int) -> Callable[[int], None]:
-    task = progress.add_task(title, total=total)
-    return lambda items: progress.update(task, advance=items)

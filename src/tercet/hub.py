@@ -1,0 +1,44 @@
+"""Names on the Hugging Face hub: without a connection, an error within seconds."""
+
+import os
+import socket
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+CONNECTION_TIMEOUT = 3.0  # seconds; the hub's own client tries again and again for minutes
+
+
+def hub_options(name: str) -> dict[str, Any]:
+    """Options of `from_pretrained` for a folder or a name on the hub.
+
+    Without a connection, a name is looked up in the local cache alone; `ValueError` if it is not there either.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(name).exists() or any(os.environ.get(key) for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        return {}
+    if is_reachable():
+        return {}
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return {"local_files_only": True}
+    raise ValueError(
+        f"{name!r} is neither a folder here nor in the local cache of Hugging Face models, and the hub cannot be "
+        "reached: give the path of a downloaded model"
+    )
+
+
+@cache
+def is_reachable() -> bool:
+    """Whether the hub accepts connections; assumed where a proxy is configured."""
+    from huggingface_hub import constants
+
+    address = urlsplit(constants.ENDPOINT)
+    if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 443), timeout=CONNECTION_TIMEOUT):
+            return True
+    except OSError:
+        return False

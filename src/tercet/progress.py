@@ -1,0 +1,148 @@
+"""Progress of long work: the one interface that every long function takes, and what shows it.
+
+`Progress` shows nothing and is the default. `ConsoleProgress` shows bars on a terminal or in a notebook, and a line now
+and then elsewhere. `RunProgress` is that of a training run: it also writes the log file of the run folder.
+"""
+
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Bar:
+    """One stage of the work; this one shows nothing."""
+
+    def advance(self, count: int = 1) -> None:
+        """`count` more items are done."""
+
+    def update(self, done: int, total: int | None = None, status: str = "") -> None:
+        """`done` items are done; the total may be known only now."""
+
+
+NO_BAR = Bar()
+
+
+class Progress:
+    """Shows nothing: for callers of the library."""
+
+    def bar(self, title: str, total: int | None = None) -> Bar:
+        return NO_BAR
+
+    def log(self, text: str) -> None:
+        """One line for the user."""
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+
+SILENT = Progress()
+
+
+def is_interactive(console: Console) -> bool:
+    """Whether a bar can move there; a file, a pipe, or a notebook without ipywidgets gets lines."""
+    # rich would print a warning at every refresh of a bar in a notebook without ipywidgets.
+    return find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+
+
+def progress_console() -> Console:
+    """Where progress is shown: stderr, or the output of the cell in a notebook."""
+    console = Console(file=sys.stderr)
+    if console.is_jupyter and not is_interactive(console):  # lines as plain text: rich would make each an HTML block
+        return Console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=120)
+    return console
+
+
+def bar_columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
+    """Title, bar, done of total, time, status: the same for every bar of Tercet."""
+    return (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=width),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[status]}"),
+    )
+
+
+class ConsoleProgress(Progress):
+    """Bars on stderr if it is a terminal or a notebook; a line every 10 seconds otherwise."""
+
+    def __init__(self, console: Console | None = None, *, transient: bool = True) -> None:
+        """`transient`: remove the bars at the end."""
+        self.console = console or progress_console()
+        self.rich = RichProgress(
+            *bar_columns(), console=self.console, transient=transient, disable=not is_interactive(self.console)
+        )
+
+    def bar(self, title: str, total: int | None = None) -> Bar:
+        return _ConsoleBar(self, title, total)
+
+    def log(self, text: str) -> None:
+        self.console.print(escape(text), highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "ConsoleProgress":
+        self.rich.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.rich.stop()
+
+
+class _ConsoleBar(Bar):
+    def __init__(self, progress: ConsoleProgress, title: str, total: int | None) -> None:
+        self._progress, self._title, self._done, self._total = progress, title, 0, total
+        self._task: TaskID = progress.rich.add_task(escape(title), total=total, status="")
+        self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def advance(self, count: int = 1) -> None:
+        self.update(self._done + count)
+
+    def update(self, done: int, total: int | None = None, status: str = "") -> None:
+        self._done, self._total = done, self._total if total is None else total
+        self._progress.rich.update(self._task, completed=done, total=self._total, status=status)
+        if self._progress.rich.disable and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+            of_total = "" if self._total is None else f" of {self._total}"
+            self._progress.log(f"{self._title}: {done}{of_total}" + (f", {status}" if status else ""))
+
+
+class RunProgress(Progress):
+    """Of a training run: messages go to the log file of its folder too, and one bar counts its steps."""
+
+    def __init__(self, shown: Progress = SILENT) -> None:
+        self._shown, self._bar = shown, NO_BAR
+        self._log_file: Path | None = None
+
+    def begin(self, log_file: Path) -> None:
+        """A run starts or resumes; later messages go to this file."""
+        self._log_file = log_file
+        self._bar = self._shown.bar(log_file.parent.name)
+
+    def log(self, text: str) -> None:
+        if self._log_file is not None:
+            with self._log_file.open("a", encoding="utf-8") as stream:
+                stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self._shown.log(text)
+
+    def step(self, done: int, total: int, status: Mapping[str, str]) -> None:
+        """Called after every step."""
+        self._bar.update(done, total, ", ".join(f"{name} {value}" for name, value in status.items()))
+
+    def __enter__(self) -> "RunProgress":
+        self._shown.__enter__()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._shown.__exit__(kind, error, trace)

@@ -1,0 +1,262 @@
+"""Killed between any two renames, every command resumes to the same files, and the next call leaves no litter.
+
+The kill is simulated in the process: from a rename on, nothing is renamed or removed any more, as after `kill -9`.
+"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tercet
+from tercet import storage
+from tercet.cli.main import main
+from tercet.mining.mine import MiningConfig, mine
+from tests.mining.test_mine import MODEL as MINING_MODEL
+from tests.mining.test_mine import scorer_of, world
+from tests.search.test_index import MODEL, Embedder, draw, images_in_folder, open_index, update_index
+from tests.training.small_training import SMALL
+
+
+class Killed(BaseException):
+    pass
+
+
+class Kill:
+    """Kills at the rename of this number; `renames` counts those of a whole call."""
+
+    def __init__(self, monkeypatch, at=None):
+        self.at, self.renames, self.dead = at, 0, False
+        for owner, name in ((os, "replace"), (Path, "rename")):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+        for owner, name in ((Path, "unlink"), (shutil, "rmtree"), (Path, "rmdir")):
+            monkeypatch.setattr(owner, name, self._alive(getattr(owner, name)))
+
+    def _counted(self, call):
+        def rename(*arguments, **named):
+            self.renames += 1
+            self.dead |= self.renames == self.at
+            return self._alive(call)(*arguments, **named)
+
+        return rename
+
+    def _alive(self, call):
+        def run(*arguments, **named):
+            if self.dead:
+                raise Killed
+            return call(*arguments, **named)
+
+        return run
+
+
+def renames_of(work):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        kill = Kill(monkeypatch)
+        work()
+    return kill.renames
+
+
+def killed(work, at):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        Kill(monkeypatch, at)
+        with pytest.raises(Killed):
+            work()
+
+
+def crash_points(count, every):
+    """The numbers of all renames, or of the first, one in the middle and the last."""
+    return range(1, count + 1) if every else sorted({1, count // 2, count})
+
+
+EVERY = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
+def files(folder, *, without=()):
+    found = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): file.read_bytes() for file in found if file.name not in without}
+
+
+def assert_no_litter(folder):
+    assert not [file.name for file in folder.rglob(".*") if file.name != storage.LOCK]
+
+
+def test_an_index_killed_at_any_rename_resumes(tmp_path):
+    draw(tmp_path / "photos", "abcdefgh")
+
+    def index(name):
+        return update_index(tmp_path / name, images_in_folder(tmp_path / "photos"), Embedder(), MODEL)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("tercet.search.index.EMBED_BATCH_SIZE", 3)
+        count = renames_of(lambda: index("whole"))
+        assert count >= 4  # three batches and index.json
+        for at in range(1, count + 1):
+            killed(lambda at=at: index(f"killed_{at}"), at)
+            assert index(f"killed_{at}").added == 8
+            assert_no_litter(tmp_path / f"killed_{at}")
+            assert files(tmp_path / f"killed_{at}") == files(tmp_path / "whole")
+
+
+def test_an_update_killed_at_any_rename_leaves_the_old_index_or_the_new_one(tmp_path):
+    draw(tmp_path / "photos", "abcd")
+    folder = tmp_path / "index"
+    update_index(folder, images_in_folder(tmp_path / "photos"), Embedder(), MODEL)
+    shutil.copytree(folder, tmp_path / "before")
+    draw(tmp_path / "photos", "efg")
+
+    def update():
+        update_index(folder, images_in_folder(tmp_path / "photos"), Embedder(), MODEL)
+
+    count = renames_of(update)
+    for at in range(1, count + 1):
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "before", folder)
+        killed(update, at)
+        assert len(open_index(folder).items) in (4, 7)
+        update()
+        assert len(open_index(folder).items) == 7
+        assert_no_litter(folder)
+
+
+def test_a_folder_of_others_is_still_refused(tmp_path):
+    draw(tmp_path / "photos", "a")
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / ".notes.tmp").write_text("mine")
+    with pytest.raises(ValueError, match=r"contains \.notes\.tmp"):
+        update_index(tmp_path / "index", images_in_folder(tmp_path / "photos"), Embedder(), MODEL)
+    assert (tmp_path / "index" / ".notes.tmp").read_text() == "mine"
+
+
+@EVERY
+def test_a_run_killed_at_any_rename_resumes(tmp_path, every):
+    changing = ("machine.json", "log.txt", "ranks.npz")
+
+    def train(name):
+        return tercet.train(**SMALL, runs=tmp_path / name, checkpoint_every=3).folder
+
+    whole = []
+    count = renames_of(lambda: whole.append(train("whole")))
+    for at in crash_points(count, every):
+        killed(lambda at=at: train(f"killed_{at}"), at)
+        resumed = train(f"killed_{at}")
+        assert_no_litter(resumed)
+        assert {path.name for path in resumed.iterdir()} == {path.name for path in whole[0].iterdir()}
+        assert files(resumed, without=changing) == files(whole[0], without=changing)
+        with np.load(resumed / "ranks.npz") as one, np.load(whole[0] / "ranks.npz") as other:
+            assert all(np.array_equal(one[name], other[name]) for name in other.files)
+
+
+def test_a_run_killed_while_its_leftovers_are_removed(tmp_path, monkeypatch):
+    """Finished, but its lock and checkpoints are still there."""
+    with monkeypatch.context() as patched:
+        patched.setattr("tercet.runs.remove_leftovers", lambda folder: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            tercet.train(**SMALL, runs=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / ".weights.safetensors.123.tmp").write_bytes(b"half")
+    assert (folder / "state").exists()
+    tercet.train(**SMALL, runs=tmp_path)
+    assert not (folder / "state").exists()
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_mining_killed_at_any_rename_resumes(tmp_path):
+    w = world()
+
+    def run(name):
+        mine(scorer_of(w), w.data, tmp_path / name, MiningConfig(8, 5), MINING_MODEL, save_interval=0.0)
+
+    count = renames_of(lambda: run("whole"))
+    for at in range(1, count + 1):
+        killed(lambda at=at: run(f"killed_{at}"), at)
+        run(f"killed_{at}")
+        assert_no_litter(tmp_path / f"killed_{at}")
+        assert files(tmp_path / f"killed_{at}") == files(tmp_path / "whole")
+
+
+@EVERY
+def test_features_killed_at_any_rename_resume(tmp_path, every):
+    def extract(name):
+        command = ["features", "scenes:9", str(tmp_path / name)]
+        main([*command, "--image-encoder", "none", "--text-encoder", "bag-of-words"])
+
+    count = renames_of(lambda: extract("whole"))
+    for at in crash_points(count, every):
+        killed(lambda at=at: extract(f"killed_{at}"), at)
+        extract(f"killed_{at}")
+        assert_no_litter(tmp_path / f"killed_{at}")
+        assert files(tmp_path / f"killed_{at}") == files(tmp_path / "whole")
+
+
+# A full disk.
+
+
+def test_a_mapped_file_is_allocated_before_it_is_written(tmp_path):
+    array = storage.allocated_array(tmp_path / "a.npy", np.float32, (1000, 256))
+    status = (tmp_path / "a.npy").stat()
+    assert status.st_blocks * 512 >= status.st_size >= 1000 * 256 * 4
+    array[:] = 1.0
+    array.flush()
+    assert np.load(tmp_path / "a.npy").sum() == 256_000
+
+
+def no_room(*arguments):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("command", ["features", "convert"])
+def test_no_room_for_an_array_is_one_line(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    arguments = ["data", "convert", "scenes:9", str(tmp_path / "out")]
+    if command == "features":
+        arguments = ["features", "scenes:9", str(tmp_path / "out")]
+        arguments += ["--image-encoder", "none", "--text-encoder", "bag-of-words"]
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "train_ims.npy: the disk is full" in line
+
+
+def test_no_room_for_mined_lists_is_one_line(tmp_path, monkeypatch):
+    w = world()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", no_room)
+        with pytest.raises(ValueError, match=r"i2t\.npy: the disk is full"):
+            mine(scorer_of(w), w.data, tmp_path / "table", MiningConfig(8, 5), MINING_MODEL)
+    mine(scorer_of(w), w.data, tmp_path / "table", MiningConfig(8, 5), MINING_MODEL)
+
+
+def test_what_numpy_says_of_a_full_disk_is_understood(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"vectors\.npy: the disk is full"),
+        storage.atomic_path(tmp_path / "vectors.npy"),
+    ):
+        raise OSError("15360 requested and 3040 written")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_full_disk_does_not_end_a_command_by_a_signal(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = [sys.executable, "-m", "tercet", "features", "scenes:90", str(disk / "out"), "--image-encoder", "none"]
+    command += ["--text-encoder", "bag-of-words"]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("cannot mount a small disk")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2, done
+        assert "the disk is full" in done.stderr.splitlines()[-1]
+        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+        assert subprocess.run(command, capture_output=True).returncode == 0
+        assert "checksums" in json.loads((disk / "out" / "features.json").read_text())
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,192 @@
+"""One bit of a finished result is damaged: every reader names the file in one line and computes nothing from it."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import tercet
+from tercet import runs
+from tercet.cli.main import main
+from tercet.comparison.results import read_run
+from tercet.data.formats import open_data
+from tercet.search.index import open_index
+from tests.checksums import flip_bit, record_again
+from tests.search.small_indexes import model
+from tests.search.test_index import MODEL, Embedder, draw, images_in_folder, update_index
+
+DATA = "scenes:60"
+SMALL = {"data": DATA, "epochs": 1, "model_settings": {"embed_dim": 8}}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return tercet.train(**SMALL, runs=tmp_path_factory.mktemp("runs")).folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "runs" / trained.name)
+
+
+def one_line(capsys, *arguments):
+    """The only line of a command that refuses."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main([*map(str, arguments)])
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    (line,) = printed.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json"])
+@pytest.mark.parametrize("command", ["evaluate", "doctor", "mine"])
+def test_a_bit_of_a_model_stops_every_command(run, tmp_path, capsys, name, command):
+    position = (run / name).read_bytes().rindex(b"8") if name == "config.json" else -2
+    flip_bit(run / name, position)
+    out = tmp_path / "out"
+    more = () if command == "doctor" else ("--data", DATA)
+    assert f"{name} is missing or was changed" in one_line(capsys, command, run, *more, "--out", out)
+    assert not out.exists()
+    with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+        tercet.load(run)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "ranks.npz", "settings.json", "weights.safetensors"])
+def test_a_bit_of_a_result_is_not_compared(run, name):
+    read_run(run, 0)
+    flip_bit(run / name)
+    with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+        read_run(run, 0)
+    if name == "metrics.jsonl":
+        with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+            tercet.train(**SMALL, runs=run.parent)  # a finished run is not returned unread
+
+
+def test_every_digit_of_the_metrics_counts(run):
+    """A digit that became another one is valid JSON."""
+    content = (run / "metrics.jsonl").read_bytes()
+    last = content[: content.rindex(b"}")].rindex(b"\n") + 1
+    digits = [n for n in range(last, len(content)) if chr(content[n]) in "02468"]
+    for position in digits[::20]:
+        flip_bit(run / "metrics.jsonl", position)
+        with pytest.raises(ValueError, match="was changed"):
+            runs.read_metrics(run)
+        flip_bit(run / "metrics.jsonl", position)
+    assert runs.read_metrics(run)["rsum"] >= 0
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_truncated_file_is_named(run, size):
+    for name in ("weights.safetensors", "ranks.npz"):
+        content = (run / name).read_bytes()
+        (run / name).write_bytes(content[:size])
+        with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+            runs.check_run(run)
+        (run / name).write_bytes(content)
+    runs.check_run(run)
+
+
+def test_a_finished_run_without_checksums_is_refused(run):
+    content = json.loads((run / runs.MACHINE).read_text())
+    del content["checksums"]
+    (run / runs.MACHINE).write_text(json.dumps(content))
+    for read in (runs.read_final, runs.read_settings, runs.check_run, tercet.load):
+        with pytest.raises(ValueError, match=r"machine\.json has no checksum"):
+            read(run)
+
+
+def test_damaged_ranks_with_forged_checksums_are_one_line(run):
+    """Damage inside a compressed array raises zlib.error in numpy."""
+    original, seen = (run / "ranks.npz").read_bytes(), set()
+    for position in range(40, len(original), max(1, len(original) // 60)):
+        flip_bit(run / "ranks.npz", position, bit=5)
+        record_again(run / runs.MACHINE)
+        try:
+            runs.read_ranks(run)
+        except ValueError as error:
+            seen.add(type(error.__cause__).__name__)
+        (run / "ranks.npz").write_bytes(original)
+    assert "error" in seen  # zlib's
+
+
+def test_a_saved_model(tmp_path):
+    model("vsepp").save(tmp_path / "model")
+    tercet.load(tmp_path / "model")
+    for name in ("weights.safetensors", "vocabulary.json"):
+        flip_bit(tmp_path / "model" / name)
+        with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+            tercet.load(tmp_path / "model")
+        flip_bit(tmp_path / "model" / name)
+
+
+@pytest.fixture
+def index(tmp_path):
+    draw(tmp_path / "photos", ["a", "b", "c"])
+    update_index(tmp_path / "index", images_in_folder(tmp_path / "photos"), Embedder(), MODEL)
+    return tmp_path / "index"
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "index.faiss", "items.jsonl"])
+def test_a_bit_of_an_index_is_seen_when_it_is_opened_and_updated(index, tmp_path, name):
+    open_index(index)
+    flip_bit(index / "generation_000001" / name)
+    with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+        open_index(index)
+    with pytest.raises(ValueError, match=f"{name} is missing or was changed"):
+        update_index(index, images_in_folder(tmp_path / "photos"), Embedder(), MODEL)
+
+
+@pytest.mark.parametrize("missing", ["weights", "model", "kind", "store", "generation", "checksums"])
+def test_an_index_manifest_without_a_field_is_one_line(index, missing):
+    content = json.loads((index / "index.json").read_text())
+    for part in (content, content["model"]):
+        part.pop(missing, None)
+    (index / "index.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"index\.json (is damaged|has no checksums)"):
+        open_index(index)
+
+
+def test_a_generation_outside_the_index_is_refused(index):
+    content = json.loads((index / "index.json").read_text())
+    (index / "index.json").write_text(json.dumps(content | {"generation": "../elsewhere"}))
+    with pytest.raises(ValueError, match=r"index\.json is damaged"):
+        open_index(index)
+
+
+def test_regions_are_checked_row_by_row(tmp_path):
+    from tercet.search.indexed_regions import IndexedRegions, RegionWriter
+
+    values = np.random.default_rng(0).standard_normal((5, 3, 4)).astype(np.float32)
+    writer = RegionWriter(tmp_path, values.shape)
+    for item, row in enumerate(values):
+        writer.write(item, row)
+    writer.close()
+    regions = IndexedRegions.open(tmp_path, "index again")
+    assert np.array_equal(regions.take([4, 0]), values[[4, 0]])
+    flip_bit(tmp_path / "parts.npy", -4 * 12 * 2 - 3)  # in row 2
+    damaged = IndexedRegions.open(tmp_path, "index again")
+    assert np.array_equal(damaged.take([0, 1, 3, 4]), values[[0, 1, 3, 4]])
+    with pytest.raises(ValueError, match=r"parts\.npy, row 2: damaged: checksum mismatch; index again"):
+        damaged.take([1, 2])
+
+
+def test_features_are_checked_when_they_are_read(tmp_path, capsys):
+    out = tmp_path / "features"
+    main(["features", "scenes:9", str(out), "--image-encoder", "none", "--text-encoder", "bag-of-words"])
+    open_data(out)
+    flip_bit(out / "train_ims.npy", -2)
+    line = one_line(capsys, "train", "--data", out, "--epochs", 1, "--runs", tmp_path / "runs")
+    assert "train_ims.npy is missing or was changed" in line
+    assert not list((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
+
+
+def test_a_negative_shape_is_one_line(tmp_path, capsys):
+    np.save(tmp_path / "train_ims.npy", np.zeros((4, 8), dtype=np.float32))
+    (tmp_path / "train_caps.txt").write_text("a dog\n" * 4)
+    content = (tmp_path / "train_ims.npy").read_bytes()
+    (tmp_path / "train_ims.npy").write_bytes(content.replace(b"(4, 8), ", b"(-4, 8),"))
+    assert "train_ims.npy: not a readable .npy array" in one_line(capsys, "data", "inspect", tmp_path)
