@@ -21,6 +21,7 @@ from torch import Tensor
 from tercet.objectives import distributed
 from tercet.objectives.base import TILE_ENTRIES, RowObjective, weights_of
 from tercet.objectives.inputs import (
+    Hardest,
     Reduction,
     Rows,
     as_rows,
@@ -283,13 +284,13 @@ class AOQ(RowObjective):
         own_images, own_captions = embedded.images.index_select(0, image), embedded.captions.index_select(0, caption)
         s_p = embedded.similarity_of(own_images, own_captions)
         tiles = embedded.tiles()
-        trackers = [RunningHardest(count, s_p.detach()) for count in (len(embedded.images), len(embedded.captions))]
+        tracker = RunningHardest(tiles)
         with torch.no_grad():
             directions = both_directions(tiles, self.reduction)
             for tile in tiles.walk():
-                for direction, tracker in zip(directions, trackers, strict=True):
-                    tracker.update(*direction.view(tile))
-        i2t, t2i = (tracker.result() for tracker in trackers)
+                tracker.update(tile)
+        sizes = len(embedded.images), len(embedded.captions)
+        i2t, t2i = (Hardest(*side) for side in zip(*(field.split(sizes) for field in tracker.result()), strict=True))
         captions = embedded.captions.index_select(0, i2t.candidate[image])
         images = embedded.images.index_select(0, t2i.candidate[caption])
         i2t_s_n = embedded.similarity_of(own_images, captions)

@@ -190,14 +190,16 @@ def ids_of_pairs(
         raise ValueError("image_ids and caption_ids go together: give both or neither")
     if owners is not None and image_ids is not None:
         raise ValueError("give owners or image_ids with caption_ids, not both")
-    rows = torch.arange(len(images), device=images.device)
     if image_ids is None or caption_ids is None:
         if owners is None and len(images) != len(captions):
             raise ValueError(
                 f"{len(images)} images and {len(captions)} captions are not paired row by row: "
                 "give owners= or image_ids= and caption_ids="
             )
-        image_ids, caption_ids = rows, rows if owners is None else owners
+        rows = torch.arange(len(images), device=images.device)
+        if owners is None:
+            return rows, rows
+        image_ids, caption_ids = rows, owners
     _check_ids("image_ids", image_ids, len(images))
     _check_ids("caption_ids" if owners is None else "owners", caption_ids, len(captions))
     # Captions whose owner is out of range would silently match no image. A compiled graph cannot read values.

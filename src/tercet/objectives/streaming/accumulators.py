@@ -7,7 +7,7 @@ anchors, so that an objective's `stream` is written once for both.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from tercet.objectives.goal.weights import RelativeSettings
@@ -23,60 +23,126 @@ from tercet.objectives.streaming.tiles import Tile, TiledSimilarity
 
 
 class RunningHardest:
-    """The most similar negative so far; the lowest index in a tie, since tiles come in ascending order."""
+    """The most similar negative so far of every anchor: images first, then captions, on one axis.
 
-    def __init__(self, anchors: int, like: Tensor) -> None:
-        self.similarity = like.new_full((anchors,), -torch.inf)
-        self.candidate = torch.zeros(anchors, dtype=torch.long, device=like.device)
+    The lowest index in a tie, since tiles come in ascending order.
+    """
 
-    def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
-        self._update_hardest(*tile.max(dim=1), anchors, first_candidate)
+    def __init__(self, tiles: TiledSimilarity) -> None:
+        self._images, self._captions = len(tiles.images), len(tiles.captions)
+        self.similarity = tiles.pair_similarity.new_full((self._images + self._captions,), -torch.inf)
+        self.candidate = torch.zeros_like(self.similarity, dtype=torch.long)
+
+    def update(self, tile: Tile) -> None:
+        views = self._views(tile)
+        if tile.is_whole:
+            best, index = zip(*(view.largest() for view in views), strict=True)
+            self.similarity, self.candidate = torch.cat(best), torch.cat(index)
+            return
+        for view in views:
+            self._update_hardest(view, *view.largest())
 
     def result(self) -> Hardest:
         exists = ~torch.isneginf(self.similarity)
         return Hardest(torch.where(exists, self.similarity, 0.0), self.candidate, exists)
 
+    def _views(self, tile: Tile) -> tuple["AnchorView", "AnchorView"]:
+        captions = slice(self._images + tile.captions.start, self._images + tile.captions.stop)
+        return (
+            AnchorView(tile.similarity, True, tile.images, tile.captions.start),
+            AnchorView(tile.similarity, False, captions, tile.images.start),
+        )
+
     def _update_hardest(
-        self, best: Float[Tensor, " anchor"], column: Int[Tensor, " anchor"], anchors: slice, first_candidate: int
+        self, view: "AnchorView", best: Float[Tensor, " anchor"], index: Int[Tensor, " anchor"]
     ) -> None:
+        anchors, first_candidate = view.anchors, view.first_candidate
         if first_candidate == 0:  # the first tile of these anchors
-            self.similarity[anchors], self.candidate[anchors] = best, column
+            self.similarity[anchors], self.candidate[anchors] = best, index
             return
         improved = (best > self.similarity[anchors]) | best.isnan()
-        self.candidate[anchors] = torch.where(improved, column + first_candidate, self.candidate[anchors])
+        self.candidate[anchors] = torch.where(improved, index + first_candidate, self.candidate[anchors])
         self.similarity[anchors] = torch.where(improved, best, self.similarity[anchors])
+
+
+COLUMN_BLOCK = 32  # rows
+SMALL_TILE = 256  # rows
+
+
+class AnchorView(NamedTuple):
+    """A tile of S as one direction sees it: `anchors` are its rows or its columns."""
+
+    similarity: Float[Tensor, "image caption"]
+    by_row: bool
+    anchors: slice
+    first_candidate: int
+
+    def of(self, matrix: Tensor) -> Tensor:
+        """A matrix of the shape of the tile, with anchors as rows."""
+        return matrix if self.by_row else matrix.T
+
+    def largest(self) -> tuple[Float[Tensor, " anchor"], Int[Tensor, " anchor"]]:
+        """The largest similarity of every anchor and the lowest index that has it."""
+        tile = self.similarity
+        if self.by_row or len(tile) <= SMALL_TILE:
+            return tile.max(dim=1 if self.by_row else 0)
+        # max(dim=0) with indices is not vectorized. Maxima of blocks of rows are: the first block that has the
+        # largest is then searched alone. Rows past the last are repetitions of it, which lose ties to it.
+        best, block = torch.stack([rows.amax(dim=0) for rows in tile.split(COLUMN_BLOCK)]).max(dim=0)
+        row = block * COLUMN_BLOCK + torch.arange(COLUMN_BLOCK, device=tile.device)[:, None]
+        within = tile.gather(0, row.clamp_(max=len(tile) - 1)).T.contiguous().argmax(dim=1)
+        return best, block * COLUMN_BLOCK + within
 
 
 class RunningRelative(RunningHardest):
     """The hardest negative, and mu- or M- of GOAL over the anchor's other negatives above a threshold."""
 
-    def __init__(self, anchors: int, like: Tensor, settings: RelativeSettings, threshold: Float[Tensor, ""]) -> None:
-        super().__init__(anchors, like)
+    def __init__(self, tiles: TiledSimilarity, settings: RelativeSettings, threshold: Float[Tensor, ""]) -> None:
+        super().__init__(tiles)
         self.settings, self.threshold = settings, threshold
-        self.count = like.new_zeros(anchors)
-        self.total = like.new_zeros(anchors)  # gap: sum of R - threshold; ratio: sum of exp(beta (R - hardest))
+        self.count = torch.zeros_like(self.similarity)
+        self.total = torch.zeros_like(self.similarity)  # gap: sum of R - threshold; ratio: of exp(beta (R - hardest))
 
-    def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
-        before = self.similarity[anchors].clone()
-        best, column = tile.max(dim=1)
-        self._update_hardest(best, column, anchors, first_candidate)
-        now = self.similarity[anchors]
-        # The hardest so far is not in the set N: if it is in this tile, it is masked during the sum.
-        hidden = torch.where(best > before, -torch.inf, best)
-        tile.scatter_(1, column[:, None], hidden[:, None])
-        in_set = tile > self.threshold
-        count = in_set.sum(dim=1)
+    def update(self, tile: Tile) -> None:
+        views = self._views(tile)
+        largest = [view.largest() for view in views]
+        in_set = (tile.similarity > self.threshold).to(tile.similarity.dtype)
+        lowest = torch.finfo(in_set.dtype).min
+        # One matrix of terms serves both directions: exp(beta (R - level)) differs from what an anchor needs by a
+        # factor. A level above the hardest negative by more than the exponent's bound is seen by `needs_exact_terms`.
+        level = largest[0][0].nan_to_num(nan=lowest, neginf=lowest).amax()
         if self.settings.kind == "gap":
-            total = (tile - self.threshold).clamp_(min=0).sum(dim=1)  # 0 for negatives outside the set
+            terms = (tile.similarity - self.threshold).clamp_(min=0)  # 0 for negatives outside the set
         else:
-            level = now.clamp(min=torch.finfo(now.dtype).min)  # -inf for an anchor without a negative
-            exponent = (tile - level[:, None]).mul_(self.settings.beta)
-            total = exponent.exp_().mul_(in_set).sum(dim=1)
-        tile.scatter_(1, column[:, None], best[:, None])
-        if first_candidate == 0:
-            self.count[anchors], self.total[anchors] = count.to(total.dtype), total
+            terms = (tile.similarity - level).mul_(self.settings.beta).exp_().mul_(in_set)
+        for view, (best, index) in zip(views, largest, strict=True):
+            self._add_terms(view, best, index, view.of(terms), view.of(in_set), level)
+
+    def _add_terms(
+        self,
+        view: AnchorView,
+        best: Float[Tensor, " anchor"],
+        index: Int[Tensor, " anchor"],
+        terms: Float[Tensor, "anchor candidate"],
+        in_set: Float[Tensor, "anchor candidate"],
+        level: Float[Tensor, ""],
+    ) -> None:
+        before = self.similarity[view.anchors].clone()
+        self._update_hardest(view, best, index)
+        now = self.similarity[view.anchors]
+        # The hardest so far is not in the set N: if it is in this tile, its term is left out of the sum.
+        is_hardest = best > before
+        own = terms.gather(1, index[:, None])
+        terms.scatter_(1, index[:, None], own.masked_fill(is_hardest[:, None], 0.0))
+        total = terms.sum(dim=1)
+        terms.scatter_(1, index[:, None], own)
+        count = in_set.sum(dim=1) - (is_hardest & (best > self.threshold)).to(total.dtype)
+        if self.settings.kind == "ratio":
+            total *= ((level - now) * self.settings.beta).clamp_(max=MAX_EXPONENT).exp_()
+        if view.first_candidate == 0:
+            self.count[view.anchors], self.total[view.anchors] = count, total
         else:
-            self._merge(count, total, before, now, anchors)
+            self._merge(count, total, before, now, view.anchors)
 
     def _merge(self, count: Tensor, total: Tensor, before: Tensor, now: Tensor, anchors: slice) -> None:
         """Add the sums of this tile; a previous hardest negative that was replaced joins the set N."""
@@ -85,29 +151,32 @@ class RunningRelative(RunningHardest):
         if self.settings.kind == "gap":
             self.total[anchors] += total + (before - self.threshold).masked_fill_(~replaced, 0.0)
         else:
-            level = now.clamp(min=torch.finfo(now.dtype).min)
+            level = now.clamp(min=torch.finfo(now.dtype).min)  # -inf for an anchor without a negative
             decay = (before - level).mul_(self.settings.beta).exp_()
             self.total[anchors] = (self.total[anchors] + replaced) * decay + total
 
     def needs_exact_terms(self) -> bool:
         """Whether a term of M- may be below exp(-60), where the dense form bounds it: never for cosines."""
-        span = self.settings.beta * (self.result().similarity - self.threshold)
-        return self.settings.kind == "ratio" and bool((span > MAX_EXPONENT).any())
+        if self.settings.kind == "gap" or not len(self.similarity):
+            return False
+        return bool(self.settings.beta * (self.similarity.amax() - self.threshold) > MAX_EXPONENT)
 
     def restart(self) -> None:
         """Sum the terms again, now that the hardest negatives are known: `add_exact` bounds each of them."""
         self.count.zero_()
         self.total.zero_()
 
-    def add_exact(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
+    def add_exact(self, tile: Tile) -> None:
         """Add the terms of a tile, each bounded as in the dense form."""
-        in_set = tile > self.threshold
-        own = self.candidate[anchors] - first_candidate
-        here = (own >= 0) & (own < tile.shape[1])
-        in_set[here.nonzero().flatten(), own[here]] = False
-        gap = self.similarity[anchors, None] - tile
-        self.total[anchors] += (bounded_exp(-self.settings.beta * gap) * in_set).sum(dim=1)
-        self.count[anchors] += in_set.sum(dim=1)
+        for view in self._views(tile):
+            similarity, anchors = view.of(tile.similarity), view.anchors
+            in_set = similarity > self.threshold
+            own = self.candidate[anchors] - view.first_candidate
+            here = (own >= 0) & (own < similarity.shape[1])
+            in_set[here.nonzero().flatten(), own[here]] = False
+            gap = self.similarity[anchors, None] - similarity
+            self.total[anchors] += (bounded_exp(-self.settings.beta * gap) * in_set).sum(dim=1)
+            self.count[anchors] += in_set.sum(dim=1)
 
     def relative(self) -> Float[Tensor, " anchor"]:
         """mu- or M- of each anchor."""
@@ -180,3 +249,27 @@ def both_directions(tiles: TiledSimilarity, reduction: Reduction) -> tuple[Direc
         return Direction(image_anchors, pair_anchor, count, query_weights(count > 0, reduction, like.dtype), False)
 
     return build(True, tiles.pair_image, len(tiles.images)), build(False, tiles.pair_caption, len(tiles.captions))
+
+
+class DirectedPairs(NamedTuple):
+    """Both directions on one axis: every positive pair once with its image as anchor, then once with its caption."""
+
+    anchor: Int[Tensor, " directed_pair"] | None
+    """Anchor of each pair, images before captions; None if row i of both sides is a pair: then it is the identity."""
+    weights: Float[Tensor, " anchor"] | float
+
+    @classmethod
+    def of(cls, tiles: TiledSimilarity, reduction: Reduction) -> "DirectedPairs":
+        if tiles.paired_by_rows:
+            return cls(None, uniform_query_weight(len(tiles.images), reduction))
+        images, captions = both_directions(tiles, reduction)
+        anchor = torch.cat([tiles.pair_image, tiles.pair_caption + len(tiles.images)])
+        return cls(anchor, torch.cat([images.weights, captions.weights]))
+
+    def per_pair(self, per_anchor: Shaped[Tensor, " anchor"]) -> Shaped[Tensor, " directed_pair"]:
+        """The value of each pair's anchor."""
+        return per_anchor if self.anchor is None else per_anchor[self.anchor]
+
+    def sum(self, terms: Float[Tensor, " directed_pair"], anchors: int) -> Float[Tensor, " anchor"]:
+        """Sum over the pairs of each anchor."""
+        return terms if self.anchor is None else terms.new_zeros(anchors).index_add_(0, self.anchor, terms)

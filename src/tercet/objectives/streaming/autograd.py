@@ -90,14 +90,16 @@ class EmbeddingGradient:
     def __init__(self, tiles: TiledSimilarity) -> None:
         dtype = tiles.pair_similarity.dtype
         self.images, self.captions = tiles.images.to(dtype), tiles.captions.to(dtype)
-        self.total = self.images.new_zeros(())
+        self.total = self.images.new_zeros(()) if tiles.bias is not None else None
+        """Sum of G, the gradient of the bias."""
         self._entries: list[tuple[Tensor, Tensor, Tensor]] = []
         self._only_tile: Tensor | None = None
         self._products: tuple[Tensor, Tensor] | None = None
 
     def add_tile(self, images: slice, captions: slice, gradient: Float[Tensor, "image caption"]) -> None:
         """Add a tile of G."""
-        self.total += gradient.sum()
+        if self.total is not None:
+            self.total += gradient.sum()
         if gradient.shape == (len(self.images), len(self.captions)) and self._only_tile is None:
             self._only_tile = gradient
             return
@@ -111,7 +113,8 @@ class EmbeddingGradient:
     ) -> None:
         """Add single entries of G; positions may repeat."""
         self._entries.append((image, caption, gradient))
-        self.total += gradient.sum()
+        if self.total is not None:
+            self.total += gradient.sum()
 
     def products(self, factor: Tensor) -> tuple[Float[Tensor, "image dim"], Float[Tensor, "caption dim"]]:
         """Return factor x (G @ captions, G.T @ images). Call it once: the accumulated products are scaled in place."""
@@ -121,7 +124,9 @@ class EmbeddingGradient:
             tile = self._only_tile * factor
             terms.append((tile @ self.captions, tile.T @ self.images))
         if self._entries:
-            image, caption, gradient = (torch.cat(column) for column in zip(*self._entries, strict=True))
+            image, caption, gradient = (
+                column[0] if len(column) == 1 else torch.cat(column) for column in zip(*self._entries, strict=True)
+            )
             gradient = gradient * factor
             terms.append(
                 (
@@ -208,15 +213,15 @@ class _Streamed(torch.autograd.Function):
         with without_autocast(upstream):
             if gradient is None:  # second backward of a retained graph: recompute, which costs no memory
                 _, gradient = ctx.plan.stream(images.to(ctx.product_dtype), captions.to(ctx.product_dtype), scale, bias)
-            upstream = upstream.to(gradient.total.dtype)
+            upstream = upstream.to(gradient.images.dtype)
             image_grad, caption_grad = gradient.products(upstream)
             scale_grad = None
             if scale is not None:
                 scale_grad = torch.dot(gradient.images.flatten(), image_grad.flatten())
                 image_grad, caption_grad = image_grad.mul_(scale), caption_grad.mul_(scale)
-        grads = (image_grad, caption_grad, scale_grad, upstream * gradient.total)
-        outputs = zip(grads, inputs, ctx.needs_input_grad[:4], strict=True)
-        return *(grad.to(x.dtype) if needed else None for grad, x, needed in outputs), None
+        bias_grad = None if gradient.total is None else upstream * gradient.total
+        outputs = zip((image_grad, caption_grad, scale_grad, bias_grad), inputs, ctx.needs_input_grad[:4], strict=True)
+        return *(None if grad is None or not needed else grad.to(x.dtype) for grad, x, needed in outputs), None
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[Any]:

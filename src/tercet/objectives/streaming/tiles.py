@@ -48,7 +48,7 @@ class EmbeddedBatch:
     scale: float | Float[Tensor, ""] | None = None
     bias: float | Float[Tensor, ""] | None = None
     paired_by_rows: bool = False
-    """Row i of images and captions is a pair, and there are no other positives."""
+    """Row i of images and captions is a pair, and there are no other positives: ids are row numbers."""
 
     @classmethod
     def of(
@@ -111,6 +111,8 @@ class Tile(NamedTuple):
     similarity: Float[Tensor, "image caption"]
     pairs: slice
     pair_positions: tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
+    is_whole: bool
+    """Whether it is the whole of S."""
 
 
 class TiledSimilarity:
@@ -132,11 +134,8 @@ class TiledSimilarity:
         self.image_ids, self.caption_ids = image_ids, caption_ids
         self.tile_size = tile_size or TILE_SIZE
         self.paired_by_rows = paired_by_rows
-        if paired_by_rows:
-            row = torch.arange(len(images), device=images.device)
-            pairs = PairIndices(row, row)
-        else:
-            pairs = positive_pairs(image_ids, caption_ids)
+        of_ids = PairIndices if paired_by_rows else positive_pairs  # ids of paired rows are row numbers
+        pairs = of_ids(image_ids, caption_ids)
         rows, columns = -(-len(images) // self.tile_size), -(-len(captions) // self.tile_size)
         self._first_pair = [0, len(pairs.image)]
         if rows * columns > 1:
@@ -171,10 +170,15 @@ class TiledSimilarity:
                 positions = self.pair_image[pairs], self.pair_caption[pairs]
                 if top or left:
                     positions = positions[0] - top, positions[1] - left
-                self.pair_similarity[pairs] = similarity[positions]
-                similarity[positions] = -torch.inf
-                tile = Tile(rows, columns, similarity, pairs, positions)
-                if len(self._first_pair) == 2:
+                is_whole = len(self._first_pair) == 2
+                if is_whole and self.paired_by_rows:
+                    self.pair_similarity.copy_(similarity.diagonal())
+                    similarity.fill_diagonal_(-torch.inf)
+                else:
+                    self.pair_similarity[pairs] = similarity[positions]
+                    similarity[positions] = -torch.inf
+                tile = Tile(rows, columns, similarity, pairs, positions, is_whole)
+                if is_whole:
                     self._only_tile = divided_by, tile
                 yield tile
                 index += 1
