@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "single_backward": set(),
     "hub": set(),
     "plugins": {"names"},
-    "in_memory": set(),
+    "in_memory": {"names"},
     "data": BASE,
     "similarity": BASE,
     "objectives": BASE,

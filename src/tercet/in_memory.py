@@ -18,7 +18,8 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-PREFIX = "python:"
+from tercet.names import PREFIX
+
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, PurePath, Enum)
 # Attributes that Python or a decorator adds to a class; what they hold follows from the rest.
 GENERATED = {
@@ -53,16 +54,6 @@ def register_code(name: str, given: Any) -> str:
     """Remember a function, a class or an object with methods; raises `ValueError` if its source is not available."""
     code = code_of(name, given)
     return register(name, hashlib.sha256(code.encode()).hexdigest(), given, code)
-
-
-def is_in_memory(name: str) -> bool:
-    """Whether this is the name of an object given from Python."""
-    return name.startswith(PREFIX)
-
-
-def short_name(name: str) -> str:
-    """`f` of `python:f:0123456789ab`."""
-    return name.removeprefix(PREFIX).rpartition(":")[0]
 
 
 def code_in_memory(name: str) -> str:

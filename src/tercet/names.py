@@ -124,3 +124,18 @@ def _type_name(type_: Any) -> str:
     if origin is tuple:
         return "a list"
     return "a mapping of names to values" if origin is dict else _TYPE_NAMES[type_]
+
+
+# Names of objects given from Python (tercet/in_memory.py).
+
+PREFIX = "python:"
+
+
+def is_in_memory(name: str) -> bool:
+    """Whether this is the name of an object given from Python."""
+    return name.startswith(PREFIX)
+
+
+def short_name(name: str) -> str:
+    """`f` of `python:f:0123456789ab`."""
+    return name.removeprefix(PREFIX).rpartition(":")[0]

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import tercet
-from tercet.in_memory import is_in_memory, short_name
+from tercet.names import is_in_memory, short_name
 from tercet.plugins import is_file_name
 from tercet.storage import (
     CHECKSUMS,

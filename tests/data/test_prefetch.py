@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from tercet.data.prefetch import MAX_BUFFERS, BufferPool
+from tercet.data.feature_array import MAX_BUFFERS, BufferPool
 
 
 def test_a_buffer_is_reused_only_when_no_view_references_it():

@@ -7,6 +7,7 @@ from scipy import stats
 from tercet.evaluation import RankTable, significance
 from tercet.evaluation.blocked_similarity import tiles_of_matrix
 from tercet.evaluation.metrics import contributions, metric_names, metrics_of
+from tercet.evaluation.rank_counts import Positives
 from tercet.evaluation.ranks import rank_positives
 from tercet.evaluation.significance import (
     VarianceComponents,
@@ -17,7 +18,6 @@ from tercet.evaluation.significance import (
     seeds_needed,
     sign_flip_test,
 )
-from tercet.types import Positives
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.formats import open_data
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, open_mined
-from tercet.in_memory import is_in_memory, short_name
-from tercet.names import split_settings, suggest
+from tercet.names import is_in_memory, short_name, split_settings, suggest
 from tercet.objectives import objective
 from tercet.objectives.aoq import AOQ
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS

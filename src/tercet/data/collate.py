@@ -1,12 +1,14 @@
-"""Collating: batch indices -> `Batch`, with optional augmentation, ignored pairs and mined negatives.
+"""Collating: batch indices -> `Batch`, with optional augmentation, ignored pairs and mined negatives, ahead of use.
 
 The augmentation is VSE-infinity's: it drops regions, and masks, replaces or drops words.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,11 +16,13 @@ from torch import Tensor
 
 from tercet.data.dataset import PairedData, shared_texts
 from tercet.data.hard_negatives import HardNegativeSampler, SampledNegatives
-from tercet.data.prefetch import prefetch
 from tercet.data.samplers import BatchIndices
 from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.transforms import Crop, Pixels
 from tercet.types import Batch, MinedItems
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # Cumulative shares of the altered words: masked below the first, replaced below the second, deleted above it.
 MASKED, REPLACED = 0.5, 0.6
@@ -220,3 +224,18 @@ class Collator:
             for text, images in shared_texts(self.data.texts, self.data.owners.tolist()).items()
         }
         return {caption: shared[text] for caption, text in enumerate(self.data.texts) if text in shared}
+
+
+def prefetch(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """`map(function, items)` with worker threads. Threads suffice: reading rows and decoding images release the GIL."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="prefetch")
+    pending: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:  # also when the consumer closes the iterator early
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,7 +1,9 @@
-"""Memory-mapped feature arrays: only the requested rows are read."""
+"""Memory-mapped feature arrays: only the requested rows are read, into reused buffers."""
 
 import hashlib
 import math
+import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,15 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tercet.data.prefetch import BufferPool
-
 BLOCK_BYTES = 32 << 20
 MIN_POOLED_BYTES = 1 << 20  # smaller tensors are allocated fast enough without the pool
 MAX_HASHED_BYTES = 64 << 20  # the checksum of a larger array reads HASHED_ROWS evenly spaced rows
 HASHED_ROWS = 256
+MAX_BUFFERS = 6  # that the pool keeps; further ones are freed by the garbage collector
+MAX_BUFFER_BYTES = 512 << 20  # of all buffers that the pool keeps
 FLOATS = (np.float16, np.float32, np.float64)  # in native byte order
-
-_BUFFERS = BufferPool()
 
 with warnings.catch_warnings():
     # Trigger and suppress torch's one-time warning about read-only memory: these tensors are never written to.
@@ -164,3 +164,46 @@ def map_array(file: Path, shapes: Sequence[str], dtypes: Sequence[type[np.generi
         actual = f"{array.dtype} of shape {array.shape}" if is_array else "a file that is not a single array"
         raise ValueError(f"{file}: expected {allowed}, got {actual}")
     return array
+
+
+class BufferPool:
+    """Reuses the memory of batches. A buffer is free again when no tensor or view references it.
+
+    A fresh 40 MB tensor (a batch of regions) has to be page-faulted in by the system, which takes several times as long
+    as filling it.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+        self._lock = threading.Lock()
+
+    def borrow(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialized tensor.
+
+        A tensor made from an array references it, and so do all its views: an array without other references is free.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            array = self._free(size)
+            if array is None:
+                array = np.empty(size, dtype=np.uint8)
+                self._arrays = [*self._arrays[-MAX_BUFFERS + 1 :], array]
+                while sum(map(len, self._arrays)) > MAX_BUFFER_BYTES:
+                    self._arrays = self._arrays[1:]
+            return torch.from_numpy(array)[:size].view(dtype).view(shape)
+
+    def _free(self, size: int) -> np.ndarray | None:
+        for index, count in enumerate(_reference_counts(self._arrays)):
+            if count == _UNREFERENCED and size <= len(self._arrays[index]) <= 2 * size:
+                return self._arrays[index]
+        return None
+
+
+def _reference_counts(arrays: list[np.ndarray]) -> list[int]:
+    return [sys.getrefcount(array) for array in arrays]
+
+
+# The count of an array without outside references. Measured, because it differs between Python versions.
+_UNREFERENCED = _reference_counts([np.empty(1)])[0]
+
+_BUFFERS = BufferPool()

@@ -12,8 +12,8 @@ from tercet.evaluation.blocked_similarity import (
     tiles_of_matrix,
 )
 from tercet.evaluation.evaluator import PROTOCOLS, Evaluation, evaluate, evaluate_embeddings, evaluate_tiles
+from tercet.evaluation.rank_counts import PositivePairs, Positives
 from tercet.evaluation.ranks import Ranks, RankTable, rank_positives
-from tercet.types import PositivePairs, Positives
 
 __all__ = [
     "PROTOCOLS",

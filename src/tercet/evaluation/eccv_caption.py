@@ -17,8 +17,7 @@ from torch import Tensor
 
 from tercet.evaluation.blocked_similarity import tiles_of_embeddings
 from tercet.evaluation.metrics import CUTOFFS
-from tercet.evaluation.rank_counts import count_above
-from tercet.types import PositivePairs, Positives
+from tercet.evaluation.rank_counts import PositivePairs, Positives, count_above
 
 PACKAGE = "eccv_caption"
 # CxC ratings are 0 to 5; from these thresholds on, two items are positives of each other.

@@ -14,9 +14,10 @@ from torch import Tensor
 from tercet.evaluation.blocked_similarity import Tiles, tiles_of_embeddings, tiles_of_matrix
 from tercet.evaluation.eccv_caption import annotated_positives, coco_test, is_installed
 from tercet.evaluation.metrics import direction_metrics, metrics_of
+from tercet.evaluation.rank_counts import Positives
 from tercet.evaluation.ranks import Ranks, concat_ranks, rank_annotations, rank_positives
 from tercet.names import suggest
-from tercet.types import PairMask, Positives, Similarity
+from tercet.types import PairMask, Similarity
 
 FOLDS = 5
 # Metrics that the authors of ECCV Caption and CxC report; mean and median ranks and rsum use the original positives.

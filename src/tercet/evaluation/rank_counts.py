@@ -12,7 +12,7 @@ Captions are sorted by image first: the pairs then are in the diagonal tiles, wh
 a limit. Rows and columns of tile space are called lines; items with equal embeddings share a line.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.evaluation.blocked_similarity import Tiles
-from tercet.types import Items, PositivePairs
+from tercet.types import PairMask
 
 # A strip fits in the cache of a core. Boolean bytes are summed eight at a time as 64-bit words, so a strip may have at
 # most 255 rows and 255 words.
@@ -35,6 +35,54 @@ MAX_PASSES = 16
 MAX_CACHED_ENTRIES = 32_000_000
 
 Counts = Int[np.ndarray, " pair"]
+Items = Int[np.ndarray, " pair"]
+
+
+@dataclass(frozen=True)
+class PositivePairs:
+    """Unique positive pairs in the order of a mask's `nonzero()`: by image, then by caption."""
+
+    image: Items
+    caption: Items
+
+    @staticmethod
+    def of(pairs: Iterable[tuple[int, int]] | Int[np.ndarray, "pair 2"]) -> "PositivePairs":
+        """Build from (image, caption) pairs in any order; duplicates are removed."""
+        array = np.asarray(pairs if isinstance(pairs, np.ndarray) else list(pairs), dtype=np.int64).reshape(-1, 2)
+        unique = np.unique(array, axis=0)
+        return PositivePairs(unique[:, 0].copy(), unique[:, 1].copy())
+
+    def __or__(self, other: "PositivePairs") -> "PositivePairs":
+        return PositivePairs.of(
+            np.column_stack([np.append(self.image, other.image), np.append(self.caption, other.caption)])
+        )
+
+
+@dataclass(frozen=True)
+class Positives:
+    """Positive pairs per direction: annotations may differ between image queries (i2t) and caption queries (t2i)."""
+
+    i2t: PositivePairs
+    t2i: PositivePairs
+
+    @property
+    def symmetric(self) -> bool:
+        return self.i2t is self.t2i
+
+    @staticmethod
+    def of_owners(owners: Int[Tensor, " caption"]) -> "Positives":
+        """Pair every caption with its image."""
+        rows = owners.cpu().numpy().astype(np.int64)
+        order = np.argsort(rows, kind="stable")
+        pairs = PositivePairs(rows[order], order)
+        return Positives(pairs, pairs)
+
+    @staticmethod
+    def of_mask(positives: PairMask) -> "Positives":
+        """Take the pairs of a boolean image x caption mask."""
+        image, caption = positives.nonzero(as_tuple=True)
+        pairs = PositivePairs(image.cpu().numpy(), caption.cpu().numpy())
+        return Positives(pairs, pairs)
 
 
 @dataclass(frozen=True)

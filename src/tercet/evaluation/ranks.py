@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tercet.evaluation.blocked_similarity import Tiles
-from tercet.evaluation.rank_counts import RankCounts, count_above
-from tercet.types import Items, PositivePairs, Positives
+from tercet.evaluation.rank_counts import Items, PositivePairs, Positives, RankCounts, count_above
 
 TIES = ("against", "expected", "optimistic")
 

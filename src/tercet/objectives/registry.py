@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tercet.in_memory import find_in_memory, is_in_memory, name_of, register_code
-from tercet.names import split_settings, suggest
+from tercet.in_memory import find_in_memory, name_of, register_code
+from tercet.names import is_in_memory, split_settings, suggest
 from tercet.objectives.aoq import AOQ, KINDS
 from tercet.objectives.base import RowObjective
 from tercet.objectives.custom import FunctionObjective, custom_objective

@@ -1,12 +1,20 @@
-"""Figures drawn with matplotlib in one style: as PNG, as SVG, and as inline SVG in the colors of the page."""
+"""Figures drawn with matplotlib in one style: as PNG, as SVG, and as inline SVG in the colors of the page.
+
+Learning curves are here because single runs and comparisons draw them.
+"""
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from tercet import runs
 
 # Color-blind safe palette (after Okabe and Ito). On the page each color is a CSS variable with a lighter value in dark
 # mode.
@@ -103,3 +111,40 @@ def _inline_svg(svg: str, name: str, title: str) -> str:
     for index, color in enumerate(SERIES):
         svg = svg.replace(color, f"var(--series-{index})")
     return svg.replace(INK, "var(--ink)").replace(FAINT, "var(--line)")
+
+
+Curve = Sequence[tuple[int, float]]
+"""Step and rsum of every validation of a run."""
+
+
+def validation_curve(folder: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["rsum"]) for line in runs.read_validation(folder)]
+
+
+def plot_learning(curves_of: Mapping[str, Sequence[Curve]]) -> Figure:
+    """Label -> curves of its seeds: their mean, and their range."""
+    with plotting() as Canvas:
+        canvas = Canvas(figsize=(WIDTH, 3.2))
+        axes = canvas.subplots()
+        for index, (name, curves) in enumerate(curves_of.items()):
+            shortest = min(len(curve) for curve in curves)
+            steps = [step for step, _ in curves[0][:shortest]]
+            values = np.array([[value for _, value in curve[:shortest]] for curve in curves])
+            color = SERIES[index % len(SERIES)]
+            axes.plot(
+                steps,
+                values.mean(axis=0),
+                color=color,
+                label=short_label(name),
+                marker=MARKERS[index % len(MARKERS)],
+                markersize=3,
+            )
+            if len(values) > 1:
+                axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0)
+        axes.set_xlabel("step")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_title("rsum on validation")
+        axes.legend(fontsize=7, ncols=2)
+        return render_figure(
+            canvas, "learning", "Learning curves", "rsum on validation: mean over seeds; shaded: minimum to maximum."
+        )

@@ -24,13 +24,13 @@ from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
-from tercet.in_memory import code_in_memory, is_in_memory, short_name
+from tercet.in_memory import code_in_memory
 from tercet.inference import WEIGHTS, Preprocessor, Retriever, checksum_of_weights, load, tokenize
 from tercet.interfaces import RetrievalModel, SystemSpec
 from tercet.models import build, preset, system_of, training_defaults
 from tercet.models.parts.backbone import image_size_of
 from tercet.models.parts.backbone import max_positions as max_positions_of
-from tercet.names import flag, split_settings
+from tercet.names import flag, is_in_memory, short_name, split_settings
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
 from tercet.objectives.registry import spec_of

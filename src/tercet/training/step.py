@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.data.collate import SizeAugmentation, drop_regions
-from tercet.data.prefetch import BufferPool
+from tercet.data.feature_array import BufferPool
 from tercet.interfaces import AuxiliaryLoss, GridEncoder, LogitScale, RetrievalModel
 from tercet.models import learns_scale, training_defaults
 from tercet.objectives import RowObjective, objective

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from tercet import runs
-from tercet.in_memory import is_in_memory, short_name
+from tercet.names import is_in_memory, short_name
 from tercet.reporting.table_formats import Cell, Table
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "median rank", "meanr": "mean rank", "map5": "mAP@5"}
@@ -64,7 +64,7 @@ class Trained:
 
     def plot(self) -> Any:
         """rsum on validation after every epoch, as a matplotlib figure."""
-        from tercet.reporting.learning_curves import plot_learning, validation_curve
+        from tercet.reporting.svg_figure import plot_learning, validation_curve
 
         curve = validation_curve(self.folder)
         if not curve:

@@ -23,7 +23,7 @@ from typing import Any
 
 from tercet.comparison.executors.base import ExecutorEvents
 from tercet.comparison.plan import PlannedRun, PreparedDatasets
-from tercet.in_memory import is_in_memory
+from tercet.names import is_in_memory
 from tercet.progress import RunProgress
 from tercet.training.prepare import PreparedData
 from tercet.training.runtime import Interrupt

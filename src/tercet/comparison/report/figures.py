@@ -10,8 +10,16 @@ from tercet import runs
 from tercet.comparison.results import Results
 from tercet.evaluation.metrics import CROSS_SHARES
 from tercet.evaluation.significance import compare_runs
-from tercet.reporting.learning_curves import plot_learning, validation_curve
-from tercet.reporting.svg_figure import SERIES, WIDTH, Figure, plotting, render_figure, short_label
+from tercet.reporting.svg_figure import (
+    SERIES,
+    WIDTH,
+    Figure,
+    plot_learning,
+    plotting,
+    render_figure,
+    short_label,
+    validation_curve,
+)
 from tercet.training.eval_loop import EmbeddedSplit
 
 DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}

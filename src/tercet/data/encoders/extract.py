@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset, without_bad_features
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
 from tercet.data.formats.precomp import MANIFEST, PRECOMP_SPLIT_NAMES, check_features, write_rows, write_texts
 from tercet.data.image_io import ImageFiles, ImageSource, open_image
-from tercet.data.prefetch import prefetch
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy, read_json
 from tercet.progress import SILENT, Progress

@@ -10,7 +10,8 @@ from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, p
 from tercet.data.formats.from_python import DataLike, read_object
 from tercet.data.scenes import scenes_data_set
 from tercet.data.textio import ErrorPolicy
-from tercet.in_memory import find_in_memory, is_in_memory
+from tercet.in_memory import find_in_memory
+from tercet.names import is_in_memory
 from tercet.plugins import all_of, find
 
 ENTRY_POINTS = "tercet.formats"

@@ -18,7 +18,8 @@ from tercet.data.formats import csv_tsv, parquet
 from tercet.data.formats.builder import DEFAULT_SPLIT, DatasetBuilder, ImageFolder
 from tercet.data.image_io import ImageBytes, ImageFiles, ImageSource, as_rgb, content_checksum
 from tercet.data.textio import ErrorPolicy
-from tercet.in_memory import PREFIX, full_name_of, register
+from tercet.in_memory import full_name_of, register
+from tercet.names import PREFIX
 
 IMAGE_COLUMNS = tuple(dict.fromkeys((*csv_tsv.IMAGE_COLUMNS, *parquet.IMAGE_COLUMNS)))
 CAPTION_COLUMNS = tuple(dict.fromkeys((*csv_tsv.CAPTION_COLUMNS, *parquet.CAPTION_COLUMNS)))
