@@ -36,7 +36,19 @@ def separately(data, epochs, folder):
 
 
 def in_comparison(data, epochs, folder):
-    run_command("compare", data, "--objectives", *OBJECTIVES, "--seeds", SEEDS, "--epochs", epochs, "--runs", folder)
+    run_command(
+        "compare",
+        data,
+        "--objectives",
+        *OBJECTIVES,
+        "--seeds",
+        SEEDS,
+        "--epochs",
+        epochs,
+        "--no-tune",
+        "--runs",
+        folder,
+    )
 
 
 def main():

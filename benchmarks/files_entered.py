@@ -114,6 +114,7 @@ def files_of_a_comparison(folder: Path) -> set[str]:
             objectives=("triplet-sh", "nt-xent"),
             seeds=2,
             epochs=1,
+            no_tune=True,
             runs=folder / "runs",
         )
         comparison.save()

@@ -205,6 +205,7 @@ def test_objects_are_compared(tmp_path):
         ],
         seeds=1,
         epochs=1,
+        no_tune=True,
         train={"batch_size": 50},
         runs=tmp_path,
     )
@@ -220,7 +221,8 @@ def test_where_a_fork_is_not_possible_runs_are_made_in_this_process(tmp_path, mo
 
     spawn = local.multiprocessing.get_context("spawn")
     monkeypatch.setattr(local, "_context", lambda *_arguments: spawn)
-    given = {"objectives": [hinge, "nt-xent"], "seeds": 1, "epochs": 1, "train": {"batch_size": 50}, "runs": tmp_path}
+    given = {"objectives": [hinge, "nt-xent"], "seeds": 1, "epochs": 1, "train": {"batch_size": 50}}
+    given |= {"runs": tmp_path, "no_tune": True}
     assert len(tercet.compare("scenes:60", **given).results.names()) == 2
 
 

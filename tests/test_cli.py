@@ -61,7 +61,7 @@ def test_user_errors_get_one_line_and_exit_code_2(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-SMALL = ["compare", "scenes:200", "--epochs", "1", "--seeds", "2"]
+SMALL = ["compare", "scenes:200", "--epochs", "1", "--seeds", "2", "--no-tune"]
 OWN = "def own(similarity, positives):\n    return {sign}positives.to(similarity.dtype)\n"
 
 
@@ -94,7 +94,7 @@ def test_compare_from_end_to_end_then_again_from_its_run_folders(tmp_path):
 
 def small_comparison(root, *objectives):
     """As `SMALL` without its report, which takes longer than its runs."""
-    return compare(data="scenes:200", epochs=1, seeds=2, objectives=objectives, runs=root / "runs")
+    return compare(data="scenes:200", epochs=1, seeds=2, no_tune=True, objectives=objectives, runs=root / "runs")
 
 
 def test_an_edited_objective_is_another_run(tmp_path):
@@ -135,7 +135,7 @@ def test_a_comparison_killed_at_several_times_resumes(tmp_path):
 @pytest.mark.slow
 def test_processes_of_a_killed_comparison_end_with_it(tmp_path):
     """kill -9 of the parent: its runs notice, write a checkpoint and stop, which releases their pipe."""
-    parent = process("compare", "scenes:600", "--epochs", "500", "--processes", "2", cwd=tmp_path)
+    parent = process("compare", "scenes:600", "--no-tune", "--epochs", "500", "--processes", "2", cwd=tmp_path)
     until(lambda: list((tmp_path / "runs").glob("*/log.txt")) or parent.poll() is not None)
     runs = children(parent.pid)
     assert runs
@@ -179,7 +179,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
         "    return -positives.to(S.dtype)\n"
     )
     own = ["mine.py:raises", "mine.py:nan", "mine.py:dies"]
-    small = ["compare", "scenes:200", "--epochs", "2", "--seeds", "1", "--processes", "2"]
+    small = ["compare", "scenes:200", "--no-tune", "--epochs", "2", "--seeds", "1", "--processes", "2"]
     run = tercet(*small, "--objectives", "nt-xent", *own, cwd=tmp_path)
     assert run.returncode == 1, run.stderr
     document = json.loads(next((tmp_path / "runs").glob("comparison_*/comparison.json")).read_text())
@@ -217,7 +217,7 @@ def test_ctrl_c_while_a_run_is_started_is_not_lost(tmp_path):
     script = (
         "import os, signal, sys; from tercet.cli.main import main\n"
         "os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))\n"
-        "sys.argv[1:] = ['compare', 'scenes:200', '--epochs', '200']; main()"
+        "sys.argv[1:] = ['compare', 'scenes:200', '--no-tune', '--epochs', '200']; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
@@ -228,7 +228,7 @@ def test_ctrl_c_while_a_run_is_started_is_not_lost(tmp_path):
 
 
 def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
-    command = ("compare", "scenes:200", "--epochs", "200", "--objectives", "nt-xent", "triplet")
+    command = ("compare", "scenes:200", "--no-tune", "--epochs", "200", "--objectives", "nt-xent", "triplet")
     interrupted = process(*command, cwd=tmp_path)
     until(lambda: list((tmp_path / "runs").glob("*/log.txt")) or interrupted.poll() is not None)
     interrupted.send_signal(signal.SIGINT)

@@ -115,7 +115,13 @@ def test_format_and_encoder(tmp_path, capsys):
 
 def test_executor(tmp_path):
     comparison = tercet.compare(
-        data=SCENES, objectives=("squared", "nt-xent"), seeds=1, epochs=1, runs=tmp_path, executor="in-turn"
+        data=SCENES,
+        objectives=("squared", "nt-xent"),
+        seeds=1,
+        epochs=1,
+        no_tune=True,
+        runs=tmp_path,
+        executor="in-turn",
     )
     assert sorted(comparison.results.names()) == ["nt-xent", "squared"]
     with pytest.raises(ValueError, match=r"unknown executor 'in-trun' \(did you mean in-turn\?\)"):

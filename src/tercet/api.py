@@ -241,7 +241,8 @@ def compare(
     models: str | Sequence[str] = ("heads",),
     sweep: Mapping[str, Any] = {},
     seeds: int = 3,
-    tune: Literal["lr"] | None = None,
+    tune: Literal["lr", "full"] = "lr",
+    no_tune: bool = False,
     tune_factors: Sequence[float] = (0.3, 1.0, 3.0),
     metric: str = "rsum",
     protocols: str | Sequence[str] = (),
@@ -275,9 +276,12 @@ def compare(
         sweep (Mapping[str, Any], default {}): Training settings to sweep, as a full grid over all values:
             {"batch_size": [64, 128]}.
         seeds (int, default 3): Number of seeds, 0 to N-1, the same for every objective.
-        tune (lr | None, default None): lr: search the learning rate of each objective on validation, over the same
-            multiples for all and with a seed that is not reported.
-        tune_factors (Sequence[float], default (0.3, 1.0, 3.0)): Multiples of the learning rate that tune lr tries.
+        tune (lr | full, default "lr"): What is tuned for each objective before the reported runs, on validation, with
+            the same budget for all and seeds that are not reported. lr: the learning rate; full: also the objective's
+            own constant (temperature, tau or margin) and the number of epochs.
+        no_tune (bool, default False): Train all objectives with the same, untuned learning rate.
+        tune_factors (Sequence[float], default (0.3, 1.0, 3.0)): Multiples of the learning rate that tuning starts from;
+            it tries others beyond an end that wins.
         metric (str, default "rsum"): Metric that is tested and sorts the table: rsum, or a recall such as t2i_r1.
         protocols (str | Sequence[str], default ()): Evaluation protocols, one table each: coco-1k, coco-5k, flickr-1k,
             ... Without any: the test split as it is.

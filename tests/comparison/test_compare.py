@@ -10,15 +10,14 @@ from PIL import Image
 from rich.console import Console
 
 import tercet
-from tercet.comparison.live_table import LiveTable, run_label
-from tercet.comparison.lr_search import TUNING_SEED
+from tercet.comparison.live_table import LiveTable
 from tercet.comparison.plan import PlannedRun
 from tercet.comparison.results import Results
 from tercet.training.mine_run import mine_table
 from tercet.training.settings import MineSettings, train_settings
 from tests.commands import tercet as command
 
-SMALL = {"data": "scenes:300", "epochs": 2, "seeds": 2}
+SMALL = {"data": "scenes:300", "epochs": 2, "seeds": 2, "no_tune": True}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +76,7 @@ def test_names_may_contain_any_character_and_an_edited_objective_is_detected(tmp
     folder = next(iter(result.results.runs["nt-xent"].values())).folder
     live = LiveTable(Console(stderr=True), Results((), {}), 1, metric="rsum", title="runs")
     plan = PlannedRun(result.results.variants[0], train_settings({"seed": 0}))
-    live.run_ids[run_label(plan)] = "another"
+    live.run_ids[plan.label] = "another"
     live.finished(plan, folder)
     assert "changed during the run" in live.failures[0].why
 
@@ -112,26 +111,41 @@ def test_a_mined_table_of_other_data_is_rejected_before_training(tmp_path):
 
 def test_a_rejected_run_gives_the_reason(tmp_path):
     result = tercet.compare(
-        data="scenes:60", objectives=("triplet",), train={"batch_size": 4000}, seeds=2, runs=tmp_path / "runs"
+        data="scenes:60",
+        objectives=("triplet",),
+        train={"batch_size": 4000},
+        seeds=2,
+        no_tune=True,
+        runs=tmp_path / "runs",
     )
     assert [failure.why for failure in result.results.failures] == ["300 items do not fill one batch of 4000"] * 2
 
 
-def test_tuning_searches_the_same_learning_rates_for_all(tmp_path):
-    result = tercet.compare(
-        objectives=("nt-xent", "triplet"),
-        tune="lr",
-        tune_factors=(0.01, 1.0),
-        runs=tmp_path / "runs",
-        **SMALL | {"seeds": 1},
-    )
-    assert {rate for tuned in result.tuned.values() for rate in tuned.validation} == {1e-5, 1e-3}
-    assert {tuned.chosen for tuned in result.tuned.values()} == {
-        1e-3
-    }  # at a hundredth of the rate hardly anything is learned
-    assert all(seed != TUNING_SEED for runs in result.results.runs.values() for seed in runs)
-    assert "selected on validation from the same multiples" in result.verdict
-    assert len(list((tmp_path / "runs").glob("2*"))) == 2 * (2 + 1)
+def test_every_objective_is_tuned_with_the_same_budget_and_never_on_test(tmp_path, capsys):
+    settings = {"data": "scenes:60", "epochs": 3, "seeds": 1, "train": {"batch_size": 50}, "runs": tmp_path / "runs"}
+    result = tercet.compare(objectives=("nt-xent", "triplet"), tune_factors=(0.001, 0.03), **settings)
+    for (search,) in result.tuned.values():
+        assert search.setting == "learning_rate"
+        assert len(search.screening) == 2 + 2
+        assert len(search.final) == 2
+        assert max(search.screening) > 3e-5  # the upper end of the starting rates won: higher ones were tried
+        assert search.chosen in search.final
+        assert set(search.final) <= set(search.screening)
+    assert {run.learning_rate for name in result.tuned for run in result.results.runs[name].values()} == {
+        search.chosen for (search,) in result.tuned.values()
+    }
+    assert set(result.results.runs["triplet"]) == {0}
+    assert "the same budget of 6 short runs each, with seeds that are not reported" in result.verdict
+    trials = [folder for folder in (tmp_path / "runs").glob("2*") if "_s100000" in folder.name]
+    assert len(trials) == 2 * 6
+    for folder in trials:
+        assert '"test"' not in (folder / "metrics.jsonl").read_text()
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tuning")]
+    assert len(shown) == len(trials)
+    assert all("validation rsum" in line for line in shown)
+    again = tercet.compare(objectives=("nt-xent", "triplet"), tune_factors=(0.001, 0.03), **settings)
+    assert again.tuned == result.tuned
+    assert len(list((tmp_path / "runs").glob("2*"))) == len(trials) + 2  # nothing was trained again
 
 
 def test_protocols_get_a_table_each_and_are_checked_before_training(tmp_path, comparison):
@@ -155,7 +169,13 @@ def test_a_csv_of_images_in_one_call(tmp_path):
             generated.image_files.open(image).save(tmp_path / name)
             lines += [f'{name},"{generated.texts[5 * image + k]}",{split}' for k in range(3)]
     (tmp_path / "photos.csv").write_text("\n".join(lines) + "\n")
-    settings = {"data": str(tmp_path / "photos.csv"), "seeds": 1, "epochs": 1, "train": {"batch_size": 30}}
+    settings = {
+        "data": str(tmp_path / "photos.csv"),
+        "seeds": 1,
+        "epochs": 1,
+        "train": {"batch_size": 30},
+        "no_tune": True,
+    }
     settings |= {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
     result = tercet.compare(objectives=("nt-xent", "triplet"), **settings)
     assert result.save().read_text().count("data:image/jpeg") > 5

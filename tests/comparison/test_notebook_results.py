@@ -13,7 +13,8 @@ from tercet.training.trained import Trained
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    settings = {"seeds": 2, "epochs": 1, "train": {"batch_size": 50}, "runs": tmp_path_factory.mktemp("runs")}
+    settings = {"seeds": 2, "epochs": 1, "train": {"batch_size": 50}, "no_tune": True}
+    settings["runs"] = tmp_path_factory.mktemp("runs")
     return tercet.compare("scenes:60", objectives=("nt-xent", "triplet"), **settings)
 
 

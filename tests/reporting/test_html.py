@@ -81,6 +81,7 @@ def hostile(tmp_path_factory):
         "objectives": ("nt-xent", f"{file}:own"),
         "runs": root / f"runs{FILE_SCRIPT}",
         "epochs": 1,
+        "no_tune": True,
         "seeds": 1,
         "train": {"batch_size": 40},
     }

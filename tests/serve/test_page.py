@@ -18,6 +18,7 @@ def folder(tmp_path_factory):
     for name, given in (("first", ("vsepp", 0)), ("second", ("vsepp", 1)), ("regions", ("scan", 0))):
         shutil.copytree(shared_index(*given), folder / name)
     settings = {"data": "scenes:60", "objectives": ("triplet-sh", "nt-xent"), "seeds": 2, "epochs": 2, "processes": 2}
+    settings["no_tune"] = True
     tercet.compare(**settings, runs=folder / "runs").save()
     return folder
 

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from tercet import runs
 from tercet.comparison.executors import ENTRY_POINTS, EXECUTORS, Executor
-from tercet.comparison.live_table import LiveTable, LrTrials, run_label
-from tercet.comparison.lr_search import TUNING_SEED, LrSearch, choose, trials
+from tercet.comparison.live_table import LiveTable, TrialsTable
 from tercet.comparison.plan import (
     PlannedRun,
     PreparedDatasets,
@@ -23,7 +22,6 @@ from tercet.comparison.plan import (
     plan_run,
     prepare_all,
     prepare_features,
-    with_learning_rate,
     with_seed,
 )
 from tercet.comparison.results import (
@@ -42,6 +40,7 @@ from tercet.comparison.results import (
 )
 from tercet.comparison.settings import CompareSettings, make_settings
 from tercet.comparison.summary import fairness_note, verdict
+from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
 from tercet.data.dataset import PairedData
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
@@ -67,7 +66,8 @@ class Comparison:
     significance: SignificanceTable
     verdict: str
     """The summary paragraph."""
-    tuned: Mapping[str, LrSearch]
+    tuned: Mapping[str, Sequence[Search]]
+    """Variant -> what was tuned; empty without tuning."""
     folder: Path
     prepared_datasets: PreparedDatasets
     embedded: "EmbeddedRuns"
@@ -153,7 +153,7 @@ class Comparison:
                 }
                 for protocol, results in self.protocols.items()
             },
-            "tuned": {name: asdict(tuned) for name, tuned in self.tuned.items()},
+            "tuned": {name: [search.document() for search in tuned] for name, tuned in self.tuned.items()},
         }
 
     def _run_documents(self, name: str) -> list[dict[str, Any]]:
@@ -240,13 +240,16 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     check_protocols(settings, prepared_datasets)
     base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
     check_mined_tables(base_plans.values(), prepared_datasets)
-    executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)(prepared_datasets, settings.processes)
-    tuned: dict[str, LrSearch] = {}
+    make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
+    not_tuned = check_tuning(settings, prepared_datasets)
+    plans: dict[str, PlannedRun] = base_plans
+    tuned: dict[str, list[Search]] = {}
     failures: list[Failure] = []
-    plans = base_plans
-    if settings.tune is not None:
-        tuned, failures = _search_learning_rates(base_plans, settings, prepared_datasets, executor, console)
-        plans = {name: with_learning_rate(base_plans[name], tuned[name].chosen) for name in tuned}
+    if not_tuned is None:
+        datasets = without_test(prepared_datasets)
+        trial_executor = make_executor(datasets, settings.processes)
+        plans, tuned, failures = _tune(base_plans, settings, datasets, trial_executor, console)
+    executor = make_executor(prepared_datasets, settings.processes)
     # Seed by seed, so that variants can be compared early.
     all_plans = [with_seed(plan, seed) for seed in range(settings.seeds) for plan in plans.values()]
     live = LiveTable(console, Results(variants, {}), len(all_plans), metric=settings.metric, title="runs")
@@ -255,8 +258,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     identity = {**_identity(settings), "runs": [_run_id(plan, prepared_datasets) for plan in all_plans]}
     embedded = EmbeddedRuns(variants, prepared_datasets)
     protocols = evaluate_under_protocols(results, embedded, settings, console)
-    base_rates = [plan.settings.learning_rate for plan in base_plans.values()]
-    fairness = _fairness(results, (settings.tune_factors, base_rates) if settings.tune else None)
+    fairness = " ".join(filter(None, (_fairness(results, not_tuned), tuning_note(tuned), _sweep_note(settings))))
     significance = pairwise_tests(results, settings.metric)
     models = list(dict.fromkeys(variant.model for variant in variants))
     data = next(iter(prepared_datasets.values())).name
@@ -306,37 +308,32 @@ def evaluate_under_protocols(
     return {protocol: Results(results.variants, by_variant) for protocol, by_variant in evaluated.items()}
 
 
-def _search_learning_rates(
+def _tune(
     plans: Mapping[str, PlannedRun],
     settings: CompareSettings,
     prepared_datasets: PreparedDatasets,
     executor: Executor,
     console: Console,
-) -> tuple[dict[str, LrSearch], list[Failure]]:
-    """Learning rate of each variant. A variant whose trials all failed is dropped."""
-    if settings.seeds > TUNING_SEED:
-        raise ValueError(
-            f"--seeds must be at most {TUNING_SEED} with --tune lr, which uses that seed, got {settings.seeds}"
-        )
-    if any(prepared.validation is None for prepared in prepared_datasets.values()):
-        raise ValueError("--tune lr selects on validation, but the data has no validation split")
-    trials_of = {name: trials(plan, settings.tune_factors) for name, plan in plans.items()}
-    all_trials = [trial for variant_trials in trials_of.values() for trial in variant_trials]
-    live = LrTrials(console, len(all_trials))
-    _execute(all_trials, prepared_datasets, executor, live)
-    chosen, failures = {}, list(live.failures)
+) -> tuple[dict[str, PlannedRun], dict[str, list[Search]], list[Failure]]:
+    """Plans with tuned settings. A variant whose trials all failed is dropped."""
+    failures: list[Failure] = []
+
+    def execute(trials: Sequence[PlannedRun]) -> Mapping[str, Path]:
+        live = TrialsTable(console, len(trials))
+        _execute(trials, prepared_datasets, executor, live)
+        failures.extend(live.failures)
+        return live.folders
+
+    tuned = tune(plans, settings, execute)
+    chosen: dict[str, PlannedRun] = {}
     for name, plan in plans.items():
-        finished = {
-            trial.settings.learning_rate: live.folders[run_label(trial)]
-            for trial in trials_of[name]
-            if run_label(trial) in live.folders
-        }
-        search = choose(plan, finished)
-        if search is None:
-            failures.append(Failure(name, "no trial of its learning-rate search finished"))
-        else:
-            chosen[name] = search
-    return chosen, failures
+        if not tuned[name]:
+            failures.append(Failure(name, "no trial of its tuning finished"))
+            continue
+        for search in tuned[name]:
+            plan = with_value(plan, search.setting, search.chosen)
+        chosen[name] = plan
+    return chosen, tuned, failures
 
 
 def _execute(
@@ -346,7 +343,7 @@ def _execute(
     with live:
         missing = []
         for plan in plans:
-            run_id = live.run_ids[run_label(plan)] = _run_id(plan, prepared_datasets)
+            run_id = live.run_ids[plan.label] = _run_id(plan, prepared_datasets)
             folder = runs.find_run(plan.settings.runs, run_id)
             if folder is None:
                 missing.append(plan)
@@ -355,20 +352,29 @@ def _execute(
         executor.run(missing, live)
 
 
-def _fairness(results: Results, tuned: tuple[Sequence[float], Sequence[float]] | None) -> str:
+def _fairness(results: Results, not_tuned: str | None) -> str:
     steps: dict[str, list[int]] = {}
     rates = []
     for variant in results.variants:
         for run in results.runs.get(variant.name, {}).values():
             steps.setdefault(variant.model, []).append(run.final["step"])
             rates.append(run.learning_rate)
-    return fairness_note(steps, rates, tuned=tuned) if rates else ""
+    return fairness_note(steps, rates, not_tuned=not_tuned) if rates else ""
+
+
+def _sweep_note(settings: CompareSettings) -> str:
+    if not settings.sweep:
+        return ""
+    return (
+        f"The rows differ in {', '.join(settings.sweep)}, which was not chosen on validation: picking the best row is "
+        "a choice on the reported images, and its number is optimistically biased."
+    )
 
 
 def _identity(settings: CompareSettings) -> dict[str, Any]:
     """Settings that identify a comparison, besides its runs: not its folder, nor the number of processes."""
     values = asdict(settings)
-    return {name: values[name] for name in ("metric", "protocols", "tune", "tune_factors", "seeds")}
+    return {name: values[name] for name in ("metric", "protocols", "tune", "no_tune", "tune_factors", "seeds")}
 
 
 def _run_id(plan: PlannedRun, prepared_datasets: PreparedDatasets) -> str:

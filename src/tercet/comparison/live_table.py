@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tercet.comparison.plan import PlannedRun
 from tercet.comparison.results import Failure, Results, Run, read_run, recalls_table
+from tercet.comparison.tuning import best_validation
 from tercet.progress import bar_columns, is_interactive
 
 SECONDS_BETWEEN_FRAMES = 0.25
@@ -52,23 +53,23 @@ class LiveTable:
             self.failed(plan, str(error))
 
     def started(self, plan: PlannedRun) -> None:
-        self._bars[run_label(plan)] = self._progress.add_task(escape(run_label(plan)), total=None, status="")
+        self._bars[plan.label] = self._progress.add_task(escape(plan.label), total=None, status="")
 
     def step(self, plan: PlannedRun, done: int, total: int, status: Mapping[str, str]) -> None:
         text = f"monitor {status['monitor']}" if "monitor" in status else ""
-        self._progress.update(self._bars[run_label(plan)], completed=done, total=total, status=text)
+        self._progress.update(self._bars[plan.label], completed=done, total=total, status=text)
 
     def finished(self, plan: PlannedRun, folder: Path) -> None:
-        if not folder.name.endswith(self.run_ids.get(run_label(plan), "")):
+        if not folder.name.endswith(self.run_ids.get(plan.label, "")):
             self.failed(plan, f"the file of {plan.variant.objective} changed during the run: run the command again")
             return
         run = self._add(plan, folder)
-        self._print_line(f"{run_label(plan)}: rsum {run.metrics['rsum']:.1f} in {run.machine['seconds']:.0f} s")
+        self._print_line(f"{plan.label}: rsum {run.metrics['rsum']:.1f} in {run.machine['seconds']:.0f} s")
 
     def failed(self, plan: PlannedRun, why: str) -> None:
         self._end(plan)
-        self.failures.append(Failure(run_label(plan), why, self.trials))
-        self._console.print(f"[red]{escape(run_label(plan))} failed:[/] {escape(why)}", highlight=False, soft_wrap=True)
+        self.failures.append(Failure(plan.label, why, self.trials))
+        self._console.print(f"[red]{escape(plan.label)} failed:[/] {escape(why)}", highlight=False, soft_wrap=True)
 
     def idle(self) -> None:
         if self._live is not None and time.monotonic() >= self._next_frame:
@@ -81,12 +82,12 @@ class LiveTable:
     def _add(self, plan: PlannedRun, folder: Path) -> Run:
         run = read_run(folder, plan.settings.seed)
         self._end(plan)
-        self.folders[run_label(plan)] = folder
+        self.folders[plan.label] = folder
         self._record(plan, run)
         return run
 
     def _end(self, plan: PlannedRun) -> None:
-        bar = self._bars.pop(run_label(plan), None)
+        bar = self._bars.pop(plan.label, None)
         if bar is not None:
             self._progress.remove_task(bar)
         self._progress.advance(self._all)
@@ -103,16 +104,18 @@ class LiveTable:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
-class LrTrials(LiveTable):
-    """Progress of the learning-rate search; its runs are not results."""
+class TrialsTable(LiveTable):
+    """Progress of tuning. Its runs are not results: only their validation metric is shown."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        super().__init__(console, Results((), {}), total, metric="rsum", title="learning-rate search")
+    def __init__(self, console: Console, total: int, title: str = "tuning") -> None:
+        super().__init__(console, Results((), {}), total, metric="rsum", title=title)
         self.trials = True
+
+    def finished(self, plan: PlannedRun, folder: Path) -> None:
+        self._add(plan, folder)
+        value = best_validation(folder, plan.settings.select_metric)
+        shown = "no validation" if value is None else f"validation {plan.settings.select_metric} {value:.1f}"
+        self._print_line(f"tuning {plan.label}: {shown}")
 
     def _record(self, plan: PlannedRun, run: Run) -> None:
         pass
-
-
-def run_label(plan: PlannedRun) -> str:
-    return f"{plan.name} lr {plan.settings.learning_rate:g}"

@@ -187,10 +187,17 @@ class PlannedRun:
 
     variant: Variant
     settings: TrainSettings
+    note: str = ""
+    """What tells a trial of the tuning from other trials of the variant."""
 
     @property
     def name(self) -> str:
         return f"{self.variant.name} s{self.settings.seed}"
+
+    @property
+    def label(self) -> str:
+        """Unique among the runs of a comparison."""
+        return f"{self.name} lr {self.settings.learning_rate:g} {self.note}".rstrip()
 
 
 def prepare_features(settings: CompareSettings, console: Console) -> str:

@@ -39,11 +39,14 @@ class CompareSettings:
     """Training settings to sweep, as a full grid over all values: batch_size=64,128."""
     seeds: int = 3
     """Number of seeds, 0 to N-1, the same for every objective."""
-    tune: Literal["lr"] | None = None
-    """lr: search the learning rate of each objective on validation, over the same multiples for all and with a seed
-    that is not reported. Without it all use the same, untuned learning rate."""
+    tune: Literal["lr", "full"] = "lr"
+    """What is tuned for each objective before the reported runs, on validation, with the same budget for all and seeds
+    that are not reported. lr: the learning rate; full: also the objective's own constant (temperature, tau or margin)
+    and the number of epochs."""
+    no_tune: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Train all objectives with the same, untuned learning rate."""
     tune_factors: Annotated[tuple[float, ...], tyro.conf.arg(metavar="FACTOR ...")] = (0.3, 1.0, 3.0)
-    """Multiples of the learning rate that --tune lr tries."""
+    """Multiples of the learning rate that tuning starts from; it tries others beyond an end that wins."""
     metric: str = "rsum"
     """Metric that is tested and sorts the table: rsum, or a recall such as t2i_r1."""
     protocols: Names = ()

@@ -58,12 +58,10 @@ def power_note(pair: Pair, level: float) -> str:
     return f"{power}, and one this small would need about {max(needed, test.seeds + 1)} seeds."
 
 
-def fairness_note(
-    steps: Mapping[str, Sequence[int]], rates: Sequence[float], *, tuned: tuple[Sequence[float], Sequence[float]] | None
-) -> str:
-    """Sentence on what was equal between runs: steps, and how learning rates were chosen.
+def fairness_note(steps: Mapping[str, Sequence[int]], rates: Sequence[float], *, not_tuned: str | None) -> str:
+    """Sentence on what was equal between runs: steps, and learning rates if they were not tuned.
 
-    `steps`: model -> steps of its runs; `tuned`: factors of the learning-rate search and the rates they multiply.
+    `steps`: model -> steps of its runs; `not_tuned`: the reason, or None.
     """
     distinct_steps = {count for counts in steps.values() for count in counts}
     if len(distinct_steps) == 1:
@@ -71,19 +69,13 @@ def fairness_note(
     elif all(len(set(counts)) == 1 for counts in steps.values()):
         training = "All runs of a model were trained for the same number of steps (each model has its own recipe)"
     else:
-        training = "Runs were trained for different numbers of steps, because some rows set it"
-    if tuned is not None:
-        factors, bases = tuned
-        grid = ", ".join(f"{factor:g}" for factor in factors)
-        base = f"{bases[0]:g}" if len(set(bases)) == 1 else "the learning rate of its row or recipe"
-        return (
-            f"{training}; the learning rate of each objective was selected on validation from the same multiples "
-            f"({grid}) of {base}, with a seed that is not reported."
-        )
+        training = "Runs were trained for different numbers of steps: rows set it, or it was tuned"
+    if not_tuned is None:
+        return f"{training}."
     rate = (
         f"the same learning rate, {rates[0]:g}" if len(set(rates)) == 1 else "the learning rate of their row or recipe"
     )
-    return f"{training} with {rate} (not tuned)."
+    return f"{training} with {rate} (not tuned: {not_tuned})."
 
 
 def _best_variant(results: Results, significance: SignificanceTable) -> str:

@@ -128,7 +128,7 @@ def test_pairs_are_compared_with_features_of_their_images(tmp_path, monkeypatch)
     pairs = [(shade(number), f"{text} {n}", "train") for number, text in enumerate(CAPTIONS) for n in range(5)]
     pairs += [(shade(number), text, "test") for number, text in enumerate(CAPTIONS)]
     settings = {"image_encoder": "thumbnail", "text_encoder": "bag-of-words", "train": {"batch_size": 10}}
-    given = {"objectives": "nt-xent", "seeds": 2, "epochs": 1, "runs": tmp_path, **settings}
+    given = {"objectives": "nt-xent", "seeds": 2, "epochs": 1, "no_tune": True, "runs": tmp_path, **settings}
     result = tercet.compare(pairs, **given)
     assert not result.results.failures
     assert len(result.embedded.data("nt-xent").split.images()) == 12  # the report shows them

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float, Int
 
 from tercet import runs
 from tercet.comparison.compare import Comparison
-from tercet.comparison.lr_search import lr_search_table
 from tercet.comparison.report import figures
 from tercet.comparison.results import cost_table, pairs_table
+from tercet.comparison.tuning import tuning_table
 from tercet.data.dataset import Split
 from tercet.evaluation import RankTable
 from tercet.reporting.html import PageItem, candidate_item, query_item, render_page
@@ -126,7 +126,7 @@ def _cost_tables(comparison: Comparison) -> list[Table]:
     order = list(comparison.significance.order)
     tables = [cost_table(comparison.results, order)] if order else []
     if order and comparison.tuned:
-        tables.append(lr_search_table(comparison.tuned, comparison.settings.tune_factors))
+        tables.append(tuning_table(comparison.tuned))
     return tables
 
 
