@@ -1,10 +1,12 @@
 """Tuning before a comparison: every variant gets the same budget, on validation, with seeds that are not reported.
 
 The learning rate is tuned by successive halving. Screening: short runs at the starting rates, then two more, each next
-to the best so far: beyond it while an end of the range wins, else between it and its better neighbor. Final: the best
-two rates again, with twice the epochs and another seed; the better one is used. A short run has the whole schedule,
-shortened. `--tune full` then tunes the objective's own constant (temperature, tau or margin) in the same way, and
-last the number of epochs. Trials have no test split: they are never evaluated on it.
+to the best so far: beyond it while an end of the range wins, else between it and its better neighbor. Final: two rates
+again, with three times the epochs and another seed; the better one is used. A short run has the whole schedule,
+shortened. Short runs favor high rates, with which a reported run would overfit: the two are the lowest rate that is
+nearly as good as the best, and the next lower one. `--tune full` then tunes the objective's own constant (temperature,
+tau or margin) in the same way, and last the number of epochs. Trials have no test split: they are never evaluated on
+it.
 """
 
 import math
@@ -30,7 +32,8 @@ from tercet.training.settings import TrainSettings
 SCREENING_SEED, FINAL_SEED = 1_000_003, 1_000_004
 ADDED_VALUES = 2  # that screening adds to the starting ones
 FINALISTS = 2
-SCREENING_SHARE, FINAL_SHARE = 1 / 6, 1 / 3  # of the epochs of a reported run
+SCREENING_SHARE, FINAL_SHARE = 1 / 6, 1 / 2  # of the epochs of a reported run
+NEARLY = 0.98  # of the best validation metric
 CONSTANT_FACTORS = EPOCH_FACTORS = (0.5, 1.0, 2.0)
 
 Values = Mapping[float, float]
@@ -129,8 +132,7 @@ def _search(
         for name, measured in run({name: some for name, some in new.items() if some}, *_rung(0)).items():
             screened[name] |= measured
         screened = {name: tried for name, tried in screened.items() if any(map(math.isfinite, tried.values()))}
-    finalists = {name: sorted(tried, key=tried.__getitem__)[-FINALISTS:] for name, tried in screened.items()}
-    finals = run(finalists, *_rung(1))
+    finals = run({name: finalists(plans[name][1], tried) for name, tried in screened.items()}, *_rung(1))
     return {
         name: Search(
             plans[name][1],
@@ -152,7 +154,7 @@ def next_value(tried: Values) -> float:
     """Beyond the best value if it is at an end of those tried, else between it and its better neighbor.
 
     >>> next_value({0.001: 10.0, 0.003: 20.0}), next_value({1.0: 5.0, 4.0: 9.0, 16.0: 7.0})
-    (0.009000000000000001, 8.0)
+    (0.009, 8.0)
     """
     values = sorted(tried)
     best = values.index(max(values, key=tried.__getitem__))
@@ -164,6 +166,22 @@ def next_value(tried: Values) -> float:
         return values[-1] * values[-1] / values[-2]
     neighbor = max(values[best - 1], values[best + 1], key=tried.__getitem__)
     return math.sqrt(values[best] * neighbor)
+
+
+def finalists(setting: str, tried: Values) -> list[float]:
+    """The values that are tried again in longer runs.
+
+    >>> finalists("learning_rate", {0.001: 370.0, 0.003: 400.0, 0.009: 402.0})
+    [0.001, 0.003]
+    >>> finalists("tau", {5.0: 370.0, 10.0: 402.0, 20.0: 400.0})
+    [20.0, 10.0]
+    """
+    if setting != "learning_rate":
+        return sorted(tried, key=tried.__getitem__)[-FINALISTS:]
+    rates = sorted(tried)
+    nearly_best = next(rate for rate in rates if tried[rate] >= NEARLY * max(tried.values()))
+    last = max(rates.index(nearly_best), 1)
+    return rates[last - 1 : last + 1]
 
 
 def starting_values(plan: PlannedRun, setting: str, factors: Sequence[float]) -> list[float]:
