@@ -3,13 +3,25 @@
 import csv
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from tercet.comparison.results import cost_table, goal_tables, pairs_table, pairwise_tests, recalls_table, runs_csv
+from tercet.comparison.plan import Variant
+from tercet.comparison.results import (
+    Results,
+    cost_table,
+    equal_budget_table,
+    goal_tables,
+    pairs_table,
+    pairwise_tests,
+    read_run,
+    recalls_table,
+    runs_csv,
+)
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.reporting.table_formats import Cell, Table
-from tests.comparison.written_results import make_results
+from tests.comparison.written_results import make_results, ranks_of, write_run
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +81,21 @@ def test_goals_grid_is_five_by_three(tmp_path):
     sig_cir = tables[2].rows[list(PAIR_WEIGHTS).index("sig")][1][list(TRIPLET_WEIGHTS).index("cir")]
     assert sig_cir.text.startswith(f"{results.mean('cir/sig', 'rsum'):.1f}")
     assert goal_tables(make_results(tmp_path / "x", {"con/con": 1.0})) == []
+
+
+def test_validation_at_equal_budgets(tmp_path):
+    """`wide` takes twice the pairs and four times the seconds of `narrow` for as many steps."""
+    by_variant, random = {}, np.random.default_rng(0)
+    spent = {"narrow": {"seconds": 5.0, "pairs_seen": 1000}, "wide": {"seconds": 20.0, "pairs_seen": 2000}}
+    for name, budget in spent.items():
+        curve = [(25, 100.0), (50, 300.0), (75, 200.0), (100, 400.0)]
+        folder = write_run(tmp_path, name, 0, ranks_of(random, 20, 1.0), validation=curve, **budget)
+        by_variant[name] = {0: read_run(folder, 0)}
+    table = equal_budget_table(Results([Variant(name, name) for name in spent], by_variant, ()), list(spent))
+    assert table.headings == ("objective", "100 steps", "1,000 pairs seen", "5 seconds")
+    shown = {name: [cell.text for cell in cells] for name, cells in table.rows}
+    assert shown == {"narrow": ["400.0", "400.0", "400.0"], "wide": ["400.0", "300.0", "100.0"]}
+
+
+def test_runs_without_validation_have_no_table_of_equal_budgets(results):
+    assert equal_budget_table(results, results.names()) is None

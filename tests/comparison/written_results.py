@@ -22,7 +22,7 @@ def ranks_of(random, images, quality):
     return arrays
 
 
-def write_run(root, name, seed, ranks, seconds=1.0, learning_rate=1e-3):
+def write_run(root, name, seed, ranks, seconds=1.0, learning_rate=1e-3, pairs_seen=12800, validation=()):
     folder = root / f"20260101_made_heads_{name.replace('/', '+')}_s{seed}_{runs.run_hash({'name': name}, str(seed))}"
     folder.mkdir(parents=True)
     metrics = {
@@ -35,10 +35,12 @@ def write_run(root, name, seed, ranks, seconds=1.0, learning_rate=1e-3):
         "split": "test",
         "step": 100,
         "clipped_steps": 25,
-        "pairs_seen": 12800,
+        "pairs_seen": pairs_seen,
         "i2t_queries": float(ranks["image"].max() + 1),
     }
     lines = runs.MetricsFile(folder, 0)
+    for epoch, (step, rsum) in enumerate(validation, start=1):
+        lines.append({"epoch": epoch, "step": step, "split": "validation", "rsum": rsum})
     lines.append(final | metrics)
     runs.write_ranks(folder, ranks)
     runs.finish_run(folder, {"memory_mb": 12.0}, seconds=seconds)

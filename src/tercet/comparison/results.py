@@ -218,6 +218,37 @@ def cost_table(results: Results, names: Sequence[str]) -> Table:
     return Table("Training budget and cost; seconds and memory: median per run", ("objective", *columns), rows)
 
 
+BUDGETS: dict[str, Callable[[Run], float]] = {
+    "steps": lambda run: run.final["step"],
+    "pairs seen": lambda run: run.final["pairs_seen"],
+    "seconds": lambda run: run.machine["seconds"],
+}
+
+
+def equal_budget_table(results: Results, names: Sequence[str]) -> Table | None:
+    """rsum on validation at the largest budget that every variant has: of steps, of pairs, of seconds.
+
+    Pairs and seconds are spread evenly over the steps of a run. None without validation.
+    """
+    every = [run for name in names for run in results.runs[name].values()]
+    curves = {run.folder: [(line["step"], line["rsum"]) for line in runs.read_validation(run.folder)] for run in every}
+    if not every or not all(curves.values()):
+        return None
+    limits = {unit: min(spent(run) for run in every) for unit, spent in BUDGETS.items()}
+
+    def value(name: str, unit: str) -> Cell:
+        reached = []
+        for run in results.runs[name].values():
+            steps = run.final["step"] * min(1.0, limits[unit] / max(BUDGETS[unit](run), 1e-9))
+            reached.append(max((rsum for step, rsum in curves[run.folder] if step <= steps), default=None))
+        known = [rsum for rsum in reached if rsum is not None]
+        return Cell(f"{mean(known):.1f}" if len(known) == len(reached) else "-")
+
+    headings = [f"{limit:,.0f} {unit}" for unit, limit in limits.items()]
+    title = "rsum on validation at equal budgets (best epoch within it; -: before the first validation)"
+    return Table(title, ("objective", *headings), [(name, [value(name, unit) for unit in BUDGETS]) for name in names])
+
+
 def pairs_table(significance: SignificanceTable) -> Table:
     """Every pair with its difference, interval and p-values."""
     rows = []

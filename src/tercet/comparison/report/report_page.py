@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from tercet import runs
 from tercet.comparison.compare import Comparison
 from tercet.comparison.report import figures
-from tercet.comparison.results import cost_table, pairs_table
+from tercet.comparison.results import cost_table, equal_budget_table, pairs_table
 from tercet.comparison.tuning import tuning_table
 from tercet.data.dataset import Split
 from tercet.evaluation import RankTable
@@ -125,6 +125,8 @@ def _pairs(comparison: Comparison) -> dict[str, Table] | None:
 def _cost_tables(comparison: Comparison) -> list[Table]:
     order = list(comparison.significance.order)
     tables = [cost_table(comparison.results, order)] if order else []
+    equal = equal_budget_table(comparison.results, order)
+    tables += [] if equal is None else [equal]
     if order and comparison.tuned:
         tables.append(tuning_table(comparison.tuned))
     return tables
