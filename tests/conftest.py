@@ -2,10 +2,13 @@
 
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 
 import jaxtyping
 import pytest
+
+from tests import shape_checks
 
 # One thread a process: tests run side by side, and threads of several processes on two cores wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,7 +23,12 @@ assert spec.origin is not None
 source = str(Path(spec.origin).resolve().parents[1])
 os.environ["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-jaxtyping.install_import_hook("tercet", "beartype.beartype")
+shape_checks.install()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files_are_removed_by_pytest(tmp_path_factory):
+    tempfile.tempdir = str(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture
