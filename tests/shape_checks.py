@@ -11,7 +11,10 @@ from collections.abc import Callable
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
+
+# A wrong argument is a TypeError, which is what plain code would raise where it cannot use the value.
+_CHECKER = beartype(conf=BeartypeConf(violation_type=TypeError))
 
 
 def install() -> None:
@@ -37,7 +40,7 @@ def _checked_function(function):
     hints = {name: _resolved(hint, function) for name, hint in function.__annotations__.items()}
     if not hints:
         return function
-    check = beartype(_annotated(function, hints))
+    check = _CHECKER(_annotated(function, hints))
     if any(_has_shape(hint) for hint in hints.values()):
         check = _with_own_axes(check)
 
