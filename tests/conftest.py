@@ -26,6 +26,28 @@ os.environ["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.ge
 shape_checks.install()
 
 
+# Files that take longest, started first: one of them started last would run alone, with the other core idle.
+LONGEST = (
+    "serve/test_page.py",
+    "serve/test_server.py",
+    "test_cli.py",
+    "comparison/test_compare.py",
+    "training/test_train.py",
+    "training/test_aoq_step.py",
+    "analysis/reports/test_doctor_report.py",
+    "analysis/reports/test_analyse.py",
+    "models/test_outside_model.py",
+    "models/test_clip.py",
+    "models/test_systems.py",
+    "training/test_runtime.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    order = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files_are_removed_by_pytest(tmp_path_factory):
     tempfile.tempdir = str(tmp_path_factory.getbasetemp())
