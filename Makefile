@@ -11,10 +11,10 @@ demo: $(VENV)/.package
 	$(VENV)/bin/tercet compare
 
 test: $(VENV)/.dev
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: $(VENV)/.dev
-	TERCET_TESTS=full $(VENV)/bin/python -m pytest -n 2 --dist loadfile
+	TERCET_TESTS=full $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parent
 SOURCES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.py"))}
 # Functions of libraries that raise if what they check is wrong.
@@ -49,6 +51,10 @@ def without_an_assertion():
                 if f.name.startswith("test_") and (file, f.name) not in asserting
             ]
         asserting |= more
+
+
+def test_files_that_start_first_exist():
+    assert all((ROOT / name).is_file() for name in LONGEST)
 
 
 def test_every_test_asserts_something():

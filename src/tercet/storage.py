@@ -36,8 +36,7 @@ def atomic_path(file: Path) -> Iterator[Path]:
         os.replace(temporary, file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        if is_full_disk(error):
-            raise _full_disk(file) from error
+        _raise_if_no_room(file, error)
         raise
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -52,10 +51,14 @@ def is_full_disk(error: OSError) -> bool:
     )
 
 
-def _full_disk(file: Path) -> ValueError:
-    return ValueError(
-        f"{file}: the disk is full. Earlier files are intact: free space and run the command again to resume"
-    )
+def _raise_if_no_room(file: Path, error: OSError) -> None:
+    if is_full_disk(error):
+        why = "the disk is full. Earlier files are intact: free space"
+    elif error.errno == errno.EFBIG:
+        why = "larger than the file system or `ulimit -f` allows. Earlier files are intact: use another disk"
+    else:
+        return
+    raise ValueError(f"{file}: {why} and run the command again to resume") from error
 
 
 def allocated_array(file: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:
@@ -72,8 +75,7 @@ def allocated_array(file: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> np.
         if error.errno == errno.EOPNOTSUPP:  # a file system that cannot allocate ahead
             return array
         file.unlink(missing_ok=True)
-        if is_full_disk(error):
-            raise _full_disk(file) from error
+        _raise_if_no_room(file, error)
         raise
     return array
 
@@ -104,8 +106,8 @@ def atomic_directory(target: Path) -> Iterator[Path]:
             unfinished.rename(target)
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            if isinstance(error, OSError) and is_full_disk(error):
-                raise _full_disk(target) from error
+            if isinstance(error, OSError):
+                _raise_if_no_room(target, error)
             raise
 
 
@@ -118,8 +120,7 @@ def resumable_directory(target: Path) -> Iterator[Path]:
         try:
             yield unfinished
         except OSError as error:
-            if is_full_disk(error):
-                raise _full_disk(target) from error
+            _raise_if_no_room(target, error)
             raise
         (unfinished / LOCK).unlink(missing_ok=True)
         os.replace(unfinished, target)

@@ -171,6 +171,15 @@ def test_sizes_and_features_are_given_by_name():
         open_data("scenes:2")
 
 
+def test_they_are_generated_once_and_no_run_modifies_them(tmp_path):
+    data = open_data("scenes:40")
+    before = {name: paired("scenes", split).checksum() for name, split in data.splits.items()}
+    given = {"batch_size": 20, "epochs": 1, "model_settings": {"embed_dim": 8}, "runs": tmp_path}
+    assert tercet.train("scenes:40", **given).metrics
+    assert open_data("scenes:40") is data
+    assert {name: paired("scenes", split).checksum() for name, split in data.splits.items()} == before
+
+
 def test_captions_have_near_duplicates_and_none_is_empty():
     texts = scenes("train", 1000).texts
     assert all(texts)

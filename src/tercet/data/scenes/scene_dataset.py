@@ -97,6 +97,7 @@ def scenes(split: str, count: int, captions_per_image: int = 5) -> Scenes:
     return Scenes(split, count, captions_per_image)
 
 
+@functools.lru_cache(maxsize=2)  # nothing in it is ever modified, and every run of a comparison opens it
 def scenes_data_set(count: int = 3000, features: str = "global") -> DataSet:
     """Splits train, val and test; val and test have a third as many scenes as train."""
     if count < 3:
