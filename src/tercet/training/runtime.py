@@ -165,14 +165,18 @@ def average_gradients(model: TorchModule) -> None:
     """Average the gradients over all processes in one all-reduce."""
     if not _initialised():
         return
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    if not gradients:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
         return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    # A parameter may have a gradient on some ranks only, for example where a rank has no rows: it counts as 0 there.
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    has_gradient = gradients[0].new_tensor([p.grad is not None for p in parameters])
+    flat = torch.cat([*(gradient.flatten() for gradient in gradients), has_gradient])
     dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for gradient, average in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(average.view_as(gradient))
+    averages = (flat / dist.get_world_size()).split([*(p.numel() for p in parameters), len(parameters)])
+    for parameter, average, has_any in zip(parameters, averages, averages[-1].tolist(), strict=False):
+        if has_any:
+            parameter.grad = average.view_as(parameter)
 
 
 def all_gather_items(local: Shaped[Tensor, "item *rest"]) -> Shaped[Tensor, "global_item *padded"]:
