@@ -25,6 +25,7 @@ from tercet.data.samplers import BatchIndices, EpochSampler
 from tercet.data.transforms import Pixels
 from tercet.inference import WEIGHTS, weights_of
 from tercet.interfaces import Objective, RetrievalModel, TrainableBackbone
+from tercet.interrupt import Interrupt
 from tercet.models import preset
 from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ
@@ -47,7 +48,7 @@ from tercet.training.monitor import (
 )
 from tercet.training.optim import freeze, make_optimizer, schedule
 from tercet.training.prepare import PreparedData, hash_identity, name_objects, prepare_data, resolve
-from tercet.training.runtime import Interrupt, select_device, to_device
+from tercet.training.runtime import select_device, to_device
 from tercet.training.settings import TrainSettings, train_settings
 from tercet.training.step import Outcome, Step, apply_scale, with_model_bias
 from tercet.training.trained import Trained
@@ -233,6 +234,7 @@ class Loop:
                 f"{len(self.data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
             )
         self.total = self.steps_per_epoch * settings.epochs
+        self.interrupt, self.stopping = Interrupt(), False
         self._clock_start = time.perf_counter()
         self.status: dict[str, str] = {}
         self.throughput = Throughput()
@@ -242,7 +244,7 @@ class Loop:
         """Train from the current state, validating after each epoch; return the seconds of the whole run."""
         settings, state = self.settings, self.state
         self._check_data()
-        with Interrupt() as interrupt:
+        with self.interrupt:
             for epoch in range(state.epoch, settings.epochs):
                 self._start_epoch(epoch)
                 objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
@@ -252,19 +254,18 @@ class Loop:
                     self.train_step(objective, batches, ramp)
                     # After an epoch's last step validation follows, and a checkpoint after it.
                     is_due = state.step % settings.checkpoint_every == 0 and state.position < self.steps_per_epoch
-                    if interrupt.requested or is_due:
+                    if self.stopping or is_due:
                         self.save()
-                    if interrupt.requested:
-                        raise KeyboardInterrupt
+                    if self.stopping:
+                        self.interrupt.stop()
                 metrics = self._validate(epoch)
                 if self.is_main and state.best_epoch == epoch:
                     atomic_write(self.folder / WEIGHTS, weights_of(self.model))
                 state.epoch, state.position = epoch + 1, 0
                 self.save()
                 self._log_epoch(epoch, metrics)
-                runtime.barrier()
-                if interrupt.requested:
-                    raise KeyboardInterrupt
+                if runtime.any_process(self.interrupt.requested):
+                    self.interrupt.stop()
         self._evaluate_best()
         return self.clock()
 
@@ -288,8 +289,9 @@ class Loop:
         self.optimizer.zero_grad()
         for batch, indices in batches:
             outcome = self.step(objective, batch, indices.seed, ramp / len(batches))
-        if self.processes > 1:
-            runtime.average_gradients(self.model)
+        self.stopping = self.interrupt.requested
+        if self.processes > 1:  # all stop after the same step, though a signal reaches them at different moments
+            self.stopping = runtime.average_gradients(self.model, self.stopping)
             runtime.average_gradients(self.objective_module)
         limit = math.inf if settings.grad_clip is None else settings.grad_clip
         parameters = [*self.model.parameters(), *self.objective_module.parameters()]

@@ -22,6 +22,7 @@ from tercet.data.formats.precomp import MANIFEST, PRECOMP_SPLIT_NAMES, check_fea
 from tercet.data.image_io import ImageFiles, ImageSource, open_image
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy, read_json
+from tercet.interrupt import Interrupt
 from tercet.progress import SILENT, Progress
 from tercet.storage import (
     CHECKSUMS,
@@ -40,7 +41,7 @@ from tercet.storage import (
 PROGRESS = "progress.json"
 SOURCE = "source"  # manifest key: where the images are
 IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
-FLUSH_INTERVAL = 16  # batches; a kill loses what was encoded since the last flush
+FLUSH_INTERVAL = 16  # batches; kill -9 loses what was encoded since the last flush
 
 Encoded = Callable[[list[Int[Tensor, " _"]]], Iterator[Tensor]]
 """Encodes batches of items."""
@@ -174,20 +175,27 @@ def _fill(
     array, done, digest = position.resume(file, batches)
     bar = progress.bar(file.stem, count)
     bar.advance(sum(map(len, batches[:done])))
-    for index, features in enumerate(encoded(batches[done:]), start=done):
-        with np.errstate(over="ignore"):
-            values = features.float().numpy().astype(dtype)
-        if not np.isfinite(values).all():
-            raise ValueError(f"{file.stem}: NaN or values too large for {dtype} in the items {batches[index].tolist()}")
-        if array is None:
-            shape = (count, *values.shape[1:])
-            array = allocated_array(file, dtype, shape)
-        array[batches[index].numpy()] = values
-        digest.update(np.ascontiguousarray(values).data)
-        bar.advance(len(features))
-        if (index + 1) % FLUSH_INTERVAL == 0 or index + 1 == len(batches):
-            array.flush()  # before the position is recorded
-            position.reached(file.name, index + 1, digest.hexdigest())
+    with Interrupt() as interrupt:
+        for index, features in enumerate(encoded(batches[done:]), start=done):
+            values = _as_dtype(features, dtype)
+            if not np.isfinite(values).all():
+                items = batches[index].tolist()
+                raise ValueError(f"{file.stem}: NaN or values too large for {dtype} in the items {items}")
+            if array is None:
+                array = allocated_array(file, dtype, (count, *values.shape[1:]))
+            array[batches[index].numpy()] = values
+            digest.update(np.ascontiguousarray(values).data)
+            bar.advance(len(features))
+            if interrupt.requested or (index + 1) % FLUSH_INTERVAL == 0 or index + 1 == len(batches):
+                array.flush()  # before the position is recorded
+                position.reached(file.name, index + 1, digest.hexdigest())
+            if interrupt.requested:
+                interrupt.stop()
+
+
+def _as_dtype(features: Tensor, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return features.float().numpy().astype(dtype)
 
 
 class _ResumePosition:
