@@ -41,7 +41,7 @@ def write_run(root, name, seed, ranks, seconds=1.0, learning_rate=1e-3):
     lines = runs.MetricsFile(folder, 0)
     lines.append(final | metrics)
     runs.write_ranks(folder, ranks)
-    runs.finish_run(folder, {"memory_mb": 12.0}, seconds=seconds)
+    runs.finish_run(folder, {"memory_mb": 12.0}, {}, seconds=seconds)
     return folder
 
 

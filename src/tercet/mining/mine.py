@@ -33,12 +33,12 @@ from tercet.storage import (
     FORMAT_VERSION,
     LOCK,
     atomic_path,
-    check_format,
+    checked_manifest,
     resumable_directory,
     seal,
     sealed_content,
     sha256_of,
-    write_json,
+    write_manifest,
 )
 
 BLOCK_CAPTIONS = 8192  # with 1,024 images a block has 32 MB of similarities
@@ -107,7 +107,7 @@ def mine(
         if (unfinished / MANIFEST).is_file():
             check_manifest(manifest, unfinished)
         else:
-            write_json(unfinished / MANIFEST, manifest)
+            write_manifest(unfinished / MANIFEST, manifest)
         if config.filters.pairs is not None:
             shutil.copyfile(config.filters.pairs, unfinished / PAIRS)
         split_scorer = make_scorer(unfinished)
@@ -230,8 +230,7 @@ def check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     """Raise ValueError unless the table in `folder`, finished or not, is of the same model, data and config."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} exists and is not a mined table; nothing is overwritten")
-    existing = read_json(folder / MANIFEST)
-    check_format(existing.get("format_version"), folder / MANIFEST)
+    existing = checked_manifest(read_json(folder / MANIFEST), folder / MANIFEST, f"remove {folder} and mine again")
     # Data first: the checksum of the data that the model reads ("data_checksum") is stored under "model".
     for section, description in (("data", "other data"), ("model", "another model"), ("config", "other settings")):
         old, new = existing.get(section) or {}, manifest[section]
@@ -254,7 +253,7 @@ def _count_empty(folder: Path) -> dict[str, int]:
 def finalize(unfinished: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest with a checksum of all lists and delete temporary files."""
     lists = table_files(unfinished)
-    write_json(unfinished / MANIFEST, manifest | {"checksum": sha256_of(lists)[:16]})
+    write_manifest(unfinished / MANIFEST, manifest | {"checksum": sha256_of(lists)[:16]})
     for file in unfinished.iterdir():
         if file not in lists and file.name not in (MANIFEST, PAIRS, LOCK):
             file.unlink()
