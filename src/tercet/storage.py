@@ -64,7 +64,7 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # it belongs to somebody else
+    except PermissionError:  # a process of another user
         pass
     return True
 
