@@ -1,8 +1,8 @@
-"""Damage to files, and forged checksums: for tests of what is checked after the checksums."""
+"""Damage to files, and forged manifests: for tests of what is checked after the checksums."""
 
 import json
 
-from tercet.storage import checksums_of
+from tercet.storage import SEAL, checksums_of, write_manifest
 
 
 def flip_bit(file, position=None, bit=0):
@@ -12,9 +12,20 @@ def flip_bit(file, position=None, bit=0):
     file.write_bytes(content)
 
 
+def manifest_of(file):
+    """The content of a manifest, to be changed and written again."""
+    content = json.loads(file.read_text())
+    content.pop(SEAL)
+    return content
+
+
+def forge(file, **changes):
+    """Change values of a manifest, as somebody would who knows how it is sealed."""
+    write_manifest(file, manifest_of(file) | changes)
+
+
 def record_again(manifest, folder=None):
     """Make the checksums of a manifest those of the files as they are now, as whoever forges a folder would."""
-    content = json.loads(manifest.read_text())
     folder = manifest.parent if folder is None else folder
-    present = [name for name in content["checksums"] if (folder / name).is_file()]
-    manifest.write_text(json.dumps(content | {"checksums": checksums_of(folder, present)}))
+    present = [name for name in manifest_of(manifest)["checksums"] if (folder / name).is_file()]
+    forge(manifest, checksums=checksums_of(folder, present))

@@ -9,7 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tercet"
 
-BASE = {"types", "interfaces", "storage", "names", "plugins", "in_memory", "progress", "single_backward", "hub"}
+BASE = {"types", "interfaces", "storage", "names", "plugins", "in_memory", "progress", "interrupt", "hub"}
+BASE |= {"single_backward"}
 LIBRARY = BASE | {"data", "similarity", "objectives", "evaluation", "models", "inference", "legacy", "analysis"}
 # part -> the parts of tercet it may import, besides itself. `analysis.reports` is the half of analysis that loads runs.
 MAY_IMPORT = {
@@ -18,6 +19,7 @@ MAY_IMPORT = {
     "storage": set(),
     "names": set(),
     "progress": set(),
+    "interrupt": set(),
     "single_backward": set(),
     "hub": set(),
     "plugins": {"names"},

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tercet
-from tercet import storage
+from tercet import runs, storage
 from tercet.cli.main import main
 from tercet.mining.mine import MiningConfig, mine
 from tests.mining.test_mine import MODEL as MINING_MODEL
@@ -194,6 +194,29 @@ def test_features_killed_at_any_rename_resume(tmp_path, every):
         extract(f"killed_{at}")
         assert_no_litter(tmp_path / f"killed_{at}")
         assert files(tmp_path / f"killed_{at}") == files(tmp_path / "whole")
+
+
+def test_a_folder_without_a_lock_is_swept_when_the_same_file_is_written_again(tmp_path):
+    """Reports and evaluations: two processes may write them at once."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f".tables.md.{ended.pid}.tmp"
+    others = [
+        tmp_path / f".tables.md.{os.getppid()}.tmp",  # a process that runs
+        tmp_path / ".tables.md.notes.tmp",
+        tmp_path / f".runs.csv.{ended.pid}.tmp",
+        tmp_path / f".tables.md.{ended.pid}",
+    ]
+    for file in (left, *others):
+        file.write_text("half")
+    runs.write_artifact(tmp_path, "tables.md", "whole")
+    assert not left.exists()
+    assert all(file.exists() for file in others)
+
+
+def test_a_kill_while_the_root_is_checked_leaves_nothing(tmp_path):
+    count = renames_of(lambda: runs.make_root(tmp_path / "runs"))
+    assert (count, list((tmp_path / "runs").iterdir())) == (0, [])
 
 
 # A full disk.

@@ -9,6 +9,7 @@ import tercet
 from tercet.cli.main import main
 from tercet.data.formats import open_data
 from tercet.storage import FORMAT_VERSION
+from tests.checksums import forge
 from tests.search.small_indexes import model
 from tests.shared_runs import SMALL, small_run
 
@@ -92,10 +93,9 @@ def test_features_remember_where_their_images_are(tmp_path):
 def test_a_damaged_source_of_features_is_no_source(tmp_path, source):
     command = ["features", "scenes:9", tmp_path / "out", "--image-encoder", "none", "--text-encoder", "bag-of-words"]
     main([*map(str, command)])
-    manifest = json.loads((tmp_path / "out" / "features.json").read_text())
     if source == "itself":
         source = {"path": str(tmp_path / "out"), "format": "precomp", "images": None}
-    (tmp_path / "out" / "features.json").write_text(json.dumps(manifest | {"source": source}))
+    forge(tmp_path / "out" / "features.json", source=source)
     assert open_data(tmp_path / "out").split("train").images() is None
 
 

@@ -15,7 +15,7 @@ from tercet.data.text.vocabulary import SPECIAL, build_vocabulary
 from tercet.data.transforms import TransformSettings
 from tercet.inference import Preprocessor, Retriever
 from tercet.models import build
-from tests.checksums import record_again
+from tests.checksums import forge, record_again
 from tests.commands import tercet as tercet_
 from tests.models.parity import GOLDENS
 from tests.tiny_models import RESNET
@@ -185,8 +185,7 @@ def test_a_damaged_folder_is_refused(minilm, tmp_path, damage, message):
 
 
 def edit(folder, **changes):
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | changes))
+    forge(folder / "config.json", **changes)
 
 
 def settings(folder, **changes):

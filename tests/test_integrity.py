@@ -1,6 +1,5 @@
 """One bit of a finished result is damaged: every reader names the file in one line and computes nothing from it."""
 
-import json
 import shutil
 
 import numpy as np
@@ -10,9 +9,13 @@ import tercet
 from tercet import runs
 from tercet.cli.main import main
 from tercet.comparison.results import read_run
+from tercet.data import paired
 from tercet.data.formats import open_data
+from tercet.data.hard_negatives import open_mined
 from tercet.search.index import open_index
-from tests.checksums import flip_bit, record_again
+from tercet.storage import write_manifest
+from tercet.training.train import Loop
+from tests.checksums import flip_bit, forge, manifest_of, record_again
 from tests.search.small_indexes import model
 from tests.search.test_index import MODEL, Embedder, draw, images_in_folder, update_index
 
@@ -91,9 +94,9 @@ def test_a_truncated_file_is_named(run, size):
 
 
 def test_a_finished_run_without_checksums_is_refused(run):
-    content = json.loads((run / runs.MACHINE).read_text())
+    content = manifest_of(run / runs.MACHINE)
     del content["checksums"]
-    (run / runs.MACHINE).write_text(json.dumps(content))
+    write_manifest(run / runs.MACHINE, content)
     for read in (runs.read_final, runs.read_settings, runs.check_run, tercet.load):
         with pytest.raises(ValueError, match=r"machine\.json has no checksum"):
             read(run)
@@ -142,17 +145,16 @@ def test_a_bit_of_an_index_is_seen_when_it_is_opened_and_updated(index, tmp_path
 
 @pytest.mark.parametrize("missing", ["weights", "model", "kind", "store", "generation", "checksums"])
 def test_an_index_manifest_without_a_field_is_one_line(index, missing):
-    content = json.loads((index / "index.json").read_text())
+    content = manifest_of(index / "index.json")
     for part in (content, content["model"]):
         part.pop(missing, None)
-    (index / "index.json").write_text(json.dumps(content))
+    write_manifest(index / "index.json", content)
     with pytest.raises(ValueError, match=r"index\.json (is damaged|has no checksums)"):
         open_index(index)
 
 
 def test_a_generation_outside_the_index_is_refused(index):
-    content = json.loads((index / "index.json").read_text())
-    (index / "index.json").write_text(json.dumps(content | {"generation": "../elsewhere"}))
+    forge(index / "index.json", generation="../elsewhere")
     with pytest.raises(ValueError, match=r"index\.json is damaged"):
         open_index(index)
 
@@ -190,3 +192,111 @@ def test_a_negative_shape_is_one_line(tmp_path, capsys):
     content = (tmp_path / "train_ims.npy").read_bytes()
     (tmp_path / "train_ims.npy").write_bytes(content.replace(b"(4, 8), ", b"(-4, 8),"))
     assert "train_ims.npy: not a readable .npy array" in one_line(capsys, "data", "inspect", tmp_path)
+
+
+# Manifests vouch for other files, and for themselves.
+
+
+@pytest.mark.parametrize("name", [runs.MACHINE, "config.json"])
+def test_every_value_in_a_manifest_of_a_run_counts(run, name):
+    tercet.load(run)
+    refused = []
+    for position, digit in enumerate((run / name).read_bytes()):
+        if chr(digit) in "0123456789abcdf":  # another digit or letter: still valid JSON
+            flip_bit(run / name, position)
+            try:
+                tercet.load(run)
+            except ValueError as error:
+                refused.append(str(error))
+            flip_bit(run / name, position)
+            if len(refused) == 40:
+                break
+    assert len(refused) == 40
+    assert all(name in line or "format version" in line for line in refused)
+
+
+def test_a_flipped_bit_of_each_manifest_is_named(tmp_path, run, index):
+    model("vsepp").save(tmp_path / "model")
+    main(["features", "scenes:9", str(tmp_path / "f"), "--image-encoder", "none", "--text-encoder", "bag-of-words"])
+    options = ["--top-captions", "9", "--top-images", "9"]
+    main(["mine", str(run), "--data", DATA, "--out", str(tmp_path / "mined"), *options])
+    data = paired(DATA, open_data(DATA).split("train"))
+    readers = {
+        tmp_path / "model" / "config.json": lambda: tercet.load(tmp_path / "model"),
+        tmp_path / "f" / "features.json": lambda: open_data(tmp_path / "f"),
+        tmp_path / "mined" / "mined.json": lambda: open_mined(tmp_path / "mined", data),
+        index / "index.json": lambda: open_index(index),
+        run / runs.MACHINE: lambda: runs.read_metrics(run),
+    }
+    for manifest, read in readers.items():
+        read()
+        content = manifest.read_bytes()
+        flip_bit(manifest, content.rindex(b'"format_version": 1') - 20)  # in another value
+        with pytest.raises(ValueError, match=manifest.name):
+            read()
+
+
+# Files that are removed or changed while a run trains.
+
+
+@pytest.mark.parametrize("name", ["settings.json", "config.json", "metrics.jsonl", "weights.safetensors"])
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+def test_a_file_that_is_gone_before_the_end_is_named(tmp_path, monkeypatch, name, damage):
+    evaluate = Loop._evaluate_best
+
+    def damaged(self):
+        evaluate(self)
+        file = self.folder / name
+        file.unlink() if damage == "removed" else flip_bit(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "_evaluate_best", damaged)
+        with pytest.raises(ValueError, match=f"{name} is missing or was changed: run the command again"):
+            tercet.train(**SMALL, runs=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    assert not runs.is_finished(folder)
+    if name != "weights.safetensors":  # these cannot be made again without the epoch that made them
+        runs.check_run(tercet.train(**SMALL, runs=tmp_path).folder)
+
+
+def test_metrics_that_are_removed_between_lines_are_noticed(tmp_path):
+    file = runs.MetricsFile(tmp_path, 0)
+    file.append({"step": 1})
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is missing or was changed: run the command again"):
+        file.append({"step": 2})
+    (tmp_path / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is missing or was changed: run the command again"):
+        file.sync()
+
+
+def test_weights_that_change_before_they_are_evaluated_are_named(tmp_path, monkeypatch):
+    evaluate = Loop._evaluate_best
+
+    def damaged(self):
+        flip_bit(self.folder / "weights.safetensors", -2)
+        evaluate(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "_evaluate_best", damaged)
+        with pytest.raises(ValueError, match=r"weights\.safetensors is missing or was changed: --no-resume"):
+            tercet.train(**SMALL, runs=tmp_path)
+    with pytest.raises(ValueError, match=r"weights\.safetensors is missing or was changed: --no-resume"):
+        tercet.train(**SMALL, runs=tmp_path)
+    runs.check_run(tercet.train(**SMALL, runs=tmp_path, resume=False).folder)
+
+
+def test_metrics_that_changed_since_the_checkpoint_are_not_resumed(tmp_path, monkeypatch, capsys):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "_evaluate_best", stop)
+        with pytest.raises(KeyboardInterrupt):
+            tercet.train(**SMALL, runs=tmp_path)
+    (folder,) = tmp_path.iterdir()
+    content = (folder / "metrics.jsonl").read_bytes()
+    flip_bit(folder / "metrics.jsonl", content.index(b'"rsum": ') + 8)
+    tercet.train(**SMALL, runs=tmp_path)
+    assert "metrics.jsonl was changed since that checkpoint" in capsys.readouterr().err
+    assert content in (folder / "metrics.jsonl").read_bytes()

@@ -27,7 +27,7 @@ def test_a_folder_is_found_by_its_hash_once_it_is_finished(tmp_path):
     runs.MetricsFile(folder, 0).append({"final": True})
     assert runs.find_run(tmp_path, "0123456789") is None
     assert runs.open_run(tmp_path, "0123456789", data="scenes", settings=settings) == folder
-    runs.finish_run(folder, {"device": "cpu"}, seconds=1.0)
+    runs.finish_run(folder, {"device": "cpu"}, {}, seconds=1.0)
     assert runs.find_run(tmp_path, "0123456789") == folder
 
 

@@ -4,7 +4,6 @@ A saved model is a folder with `config.json`, `weights.safetensors` and a vocabu
 no code, but that of a file which the user trusts.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -38,14 +37,16 @@ from tercet.storage import (
     MACHINE,
     atomic_directory,
     check_checksums,
-    check_format,
+    checked_manifest,
     checksums_of,
     sha256_of,
+    write_manifest,
 )
 from tercet.types import Similarity
 
 CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
 TEXT_BATCH_SIZE, IMAGE_BATCH_SIZE = 512, 64
+REMEDY = "make the model again, or copy it again from where it was made"
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class Retriever(nn.Module):
         if with_checksums:
             files = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
             content[CHECKSUMS] = checksums_of(folder, [name.as_posix() for name in files if name.name != LOCK])
-        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_manifest(folder / CONFIG, content)
 
 
 def weights_of(model: TorchModule) -> bytes:
@@ -237,8 +238,7 @@ def load(path: str | Path) -> Retriever:
     folder = Path(path)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
-    content = read_json(folder / CONFIG)
-    check_format(content.get("format_version") if isinstance(content, dict) else None, folder / CONFIG)
+    content = checked_manifest(read_json(folder / CONFIG), folder / CONFIG, REMEDY)
     _check_files(folder, content)
     system = content.get("system")
     if isinstance(system, str) and is_file_name(system):
@@ -258,8 +258,8 @@ def load(path: str | Path) -> Retriever:
 def _check_files(folder: Path, config: dict[str, Any]) -> None:
     """Check the model files of a finished run or of a saved model. A run in training has no checksums yet."""
     if (folder / MACHINE).is_file():
-        manifest, checksums = folder / MACHINE, read_json(folder / MACHINE)
-        checksums = checksums.get(CHECKSUMS) if isinstance(checksums, dict) else None
+        manifest = folder / MACHINE
+        checksums = checked_manifest(read_json(manifest), manifest, REMEDY).get(CHECKSUMS)
         if isinstance(checksums, dict):
             model_files = (CONFIG, WEIGHTS, VOCABULARY, TOKENIZER)
             checksums = {name: value for name, value in checksums.items() if name.split("/")[0] in model_files}
@@ -267,7 +267,7 @@ def _check_files(folder: Path, config: dict[str, Any]) -> None:
         manifest, checksums = folder / CONFIG, config[CHECKSUMS]
     else:
         return
-    check_checksums(folder, checksums, manifest, "make the model again, or copy it again from where it was made")
+    check_checksums(folder, checksums, manifest, REMEDY)
 
 
 def _build(folder: Path, content: Any) -> tuple[RetrievalModel, Preprocessor]:

@@ -16,7 +16,6 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -36,10 +35,12 @@ from tercet.storage import (
     atomic_write,
     changed_file,
     check_checksums,
-    check_format,
+    checked_manifest,
     checksums_of,
     remove_temporaries,
+    sync_file,
     write_json,
+    write_manifest,
 )
 
 SETTINGS, METRICS, RANKS = "settings.json", "metrics.jsonl", "ranks.npz"
@@ -50,6 +51,7 @@ STATE, TENSORBOARD, LOG, EVALUATION, COMPARISON = (
     "evaluation.json",
     "comparison.json",
 )
+RESUME = "run the command again, which resumes from what is left"
 RUN_NAME = re.compile(r"\d{8}_.+_s\d+_[0-9a-f]{10}")
 
 
@@ -57,10 +59,10 @@ def make_root(root: Path) -> None:
     """Create the folder of run folders. Raises before any training if it is not writable."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".probe_", dir=root):
-            pass
     except OSError as error:
         raise ValueError(f"cannot write run folders to {root}: {error.strerror}") from error
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise ValueError(f"cannot write run folders to {root}: the folder is not writable")
 
 
 def run_hash(settings: dict[str, Any], data_checksum: str) -> str:
@@ -78,10 +80,8 @@ def find_run(root: Path, identity: str) -> Path | None:
 
 
 def is_finished(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / MACHINE).read_text(encoding="utf-8"))["ended"] == "finished")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    """Whether the file that is written last is there; readers notice if it is damaged."""
+    return (folder / MACHINE).is_file()
 
 
 def open_run(root: Path, identity: str, *, data: str, settings: dict[str, Any]) -> Path:
@@ -122,19 +122,22 @@ def has_started(folder: Path) -> bool:
     return (folder / STATE).exists() or is_finished(folder)
 
 
-def finish_run(folder: Path, conditions: dict[str, Any], *, seconds: float) -> None:
-    """Mark the run as finished: the folder is never written to again. Removes its checkpoints and its lock."""
+def finish_run(folder: Path, conditions: dict[str, Any], written: Mapping[str, str], *, seconds: float) -> None:
+    """Mark the run as finished: the folder is never written to again. Removes its checkpoints and its lock.
+
+    `written`: checksums of what training wrote. `ValueError` if a file was removed or changed since.
+    """
     content = {"format_version": FORMAT_VERSION, "ended": "finished", "seconds": seconds, "finished": _now()}
-    content[CHECKSUMS] = checksums_of(folder, _result_files(folder))
-    write_json(folder / MACHINE, content | conditions | machine())
+    content[CHECKSUMS] = checksums = checksums_of(folder, result_files(folder))
+    for name, checksum in written.items():
+        if checksums.get(name) != checksum:
+            raise changed_file(folder / name, RESUME)
+    write_manifest(folder / MACHINE, content | conditions | machine())
     remove_leftovers(folder)
 
 
-def _result_files(folder: Path) -> list[str]:
-    """Every file of a finished run but its log: results, settings and the model, with its vocabulary or tokenizer."""
-    for name in (SETTINGS, METRICS):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder / name} was removed while the run was training: run the command again to resume")
+def result_files(folder: Path) -> list[str]:
+    """Every file of a run but its log: results, settings and the model, with its vocabulary or tokenizer."""
     names = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
     excluded = (LOCK, MACHINE, LOG, STATE, TENSORBOARD)
     return [name.as_posix() for name in names if name.parts[0] not in excluded and not name.parts[0].startswith(".")]
@@ -147,13 +150,13 @@ def check_run(run: Path) -> None:
 
 def _read(run: Path, name: str) -> bytes:
     """The content of a file of a run. That of a finished run must have the checksum that it was finished with."""
-    finished = is_finished(run)  # before reading: a run in training may write its last lines meanwhile
+    machine = read_machine(run) if is_finished(run) else None  # first: a run in training may write its last lines
     try:
         content = (run / name).read_bytes()
     except OSError as error:
         raise ValueError(f"{run / name} is damaged or missing: {_remedy(run)}") from error
-    if finished:
-        checksums = json.loads((run / MACHINE).read_text(encoding="utf-8")).get(CHECKSUMS)
+    if machine is not None:
+        checksums = machine.get(CHECKSUMS)
         if not isinstance(checksums, dict) or name not in checksums:
             raise ValueError(f"{run / MACHINE} has no checksum of {name}: {_remedy(run)}")
         if hashlib.sha256(content).hexdigest() != checksums[name]:
@@ -181,23 +184,30 @@ class MetricsFile:
     def __init__(self, folder: Path, length: int) -> None:
         self.file = folder / METRICS
         self.file.touch()
-        if self.file.stat().st_size < length:
-            raise ValueError(
-                f"{self.file} is shorter than at the checkpoint: remove the folder {folder.name} and train it again"
-            )
         os.truncate(self.file, length)
         self.length = length
+        self._digest = hashlib.sha256(self.file.read_bytes())
 
     def append(self, line: dict[str, Any]) -> None:
-        text = json.dumps(without_nan(line), allow_nan=False) + "\n"
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(text)
-        self.length += len(text.encode())
+        content = (json.dumps(without_nan(line), allow_nan=False) + "\n").encode()
+        with self.file.open("ab") as stream:
+            if stream.tell() != self.length:  # it would end as a finished run without its first lines
+                raise changed_file(self.file, RESUME)
+            stream.write(content)
+        self.length += len(content)
+        self._digest.update(content)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of what was written."""
+        return self._digest.hexdigest()
 
     def sync(self) -> None:
         """Flush to disk: a checkpoint stores the length of this file, so it must not be newer than the file."""
-        with self.file.open("rb") as stream:
-            os.fsync(stream.fileno())
+        try:
+            sync_file(self.file)
+        except FileNotFoundError as error:
+            raise changed_file(self.file, RESUME) from error
 
 
 def write_ranks(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -217,6 +227,12 @@ def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np
     write_ranks(folder, ranks)
     write_json(folder / EVALUATION, content)
     return folder / EVALUATION
+
+
+def write_comparison(folder: Path, content: dict[str, Any]) -> None:
+    """Write comparison.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder / COMPARISON, {"format_version": FORMAT_VERSION} | content)
 
 
 def write_artifact(folder: Path, name: str, content: str | bytes) -> None:
@@ -281,9 +297,7 @@ def read_triplets(run: Path) -> dict[int, dict[str, list[float | None]]]:
 
 def read_machine(run: Path) -> dict[str, Any]:
     """Return how and where a run was made. Every reader of a finished run calls this: it checks the format version."""
-    content = _read_json(run / MACHINE, run)
-    check_format(content.get("format_version"), run / MACHINE)
-    return content
+    return checked_manifest(_read_json(run / MACHINE, run), run / MACHINE, _remedy(run))
 
 
 def read_settings(run: Path) -> dict[str, Any]:
@@ -292,7 +306,8 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 def read_comparison(folder: Path) -> dict[str, Any]:
     """Return comparison.json, written by `tercet compare`."""
-    return _read_json(folder / COMPARISON, folder)
+    remedy = "run the comparison again"
+    return checked_manifest(_read_json(folder / COMPARISON, folder), folder / COMPARISON, remedy)
 
 
 def run_folders(root: Path) -> list[Path]:

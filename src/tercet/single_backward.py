@@ -1,4 +1,4 @@
-"""Backward passes written by hand: they may be differentiated once.
+"""Backward passes written by hand: they may be differentiated once, and not by the transforms of `torch.func`.
 
 `once_differentiable` of torch lets a second derivative pass silently wherever the upstream gradient is a constant: what
 comes back then lacks the terms that go through the saved tensors. `single_backward` raises instead.
@@ -30,6 +30,20 @@ def single_backward(why: str) -> Callable[[Backward], Backward]:
         return checked
 
     return decorate
+
+
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """`function.apply(*arguments)`; under a transform of `torch.func`, an error that says what to use instead."""
+    try:
+        result: Tensor = function.apply(*arguments)
+    except RuntimeError as error:
+        if "setup_context" not in str(error):
+            raise
+        raise RuntimeError(
+            "torch.func (vmap, grad, jvp, ...) cannot go through this backward pass, which is written by hand: use "
+            "objective.value(S, positives), where it exists, or objective.pair_gradient(S, positives)"
+        ) from error
+    return result
 
 
 def _refused(gradient: Tensor, why: str, sources: list[Tensor]) -> Tensor:

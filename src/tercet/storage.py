@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,19 @@ from numpy.typing import DTypeLike
 FORMAT_VERSION = 1
 """Of run folders, saved models, checkpoints, indexes, features and mined tables."""
 LOCK = ".lock"
-TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # .NAME.PID.tmp
+TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # .NAME.PID.tmp
 MACHINE = "machine.json"
 """Written last into a run folder, when the run is finished; holds the checksums of the other files."""
 CHECKSUMS = "checksums"
 """Key of a manifest: file name -> SHA-256 of every file that the manifest vouches for."""
+SEAL = "seal"
+"""Key of a manifest: SHA-256 of the rest of it."""
 
 
 @contextmanager
 def atomic_path(file: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; it is synced and renamed at the end, and removed on failure."""
+    _remove_stale(file)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -42,6 +46,26 @@ def atomic_path(file: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(file.parent)
+
+
+def _remove_stale(file: Path) -> None:
+    """Remove temporary files of this one that killed processes left, for folders that are written without a lock."""
+    for leftover in file.parent.glob(f".{escape(file.name)}.*.tmp"):
+        match = TEMPORARY.fullmatch(leftover.name)
+        if match is not None and not _is_running(int(match[1])):
+            leftover.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name == "nt":  # os.kill would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # a process of another user
+        pass
+    return True
 
 
 def is_full_disk(error: OSError) -> bool:
@@ -87,6 +111,30 @@ def atomic_write(file: Path, data: bytes) -> None:
 
 def write_json(file: Path, content: Any) -> None:
     atomic_write(file, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
+
+
+def write_manifest(file: Path, content: dict[str, Any]) -> None:
+    """Write JSON with a checksum of itself, so that damage of the manifest is seen as well."""
+    plain = json.loads(json.dumps(content))
+    write_json(file, plain | {SEAL: _seal_of(plain)})
+
+
+def checked_manifest(content: object, file: Path, remedy: str) -> dict[str, Any]:
+    """Return the content of a manifest without its seal; `ValueError`, naming the file, if it is not what was written.
+
+    `remedy`: what to do.
+    """
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is damaged: expected an object, got {type(content).__name__}; {remedy}")
+    check_format(content.get("format_version"), file)
+    plain = {name: value for name, value in content.items() if name != SEAL}
+    if content.get(SEAL) != _seal_of(plain):
+        raise changed_file(file, remedy)
+    return plain
+
+
+def _seal_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @contextmanager

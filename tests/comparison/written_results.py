@@ -43,7 +43,7 @@ def write_run(root, name, seed, ranks, seconds=1.0, learning_rate=1e-3, pairs_se
         lines.append({"epoch": epoch, "step": step, "split": "validation", "rsum": rsum})
     lines.append(final | metrics)
     runs.write_ranks(folder, ranks)
-    runs.finish_run(folder, {"memory_mb": 12.0}, seconds=seconds)
+    runs.finish_run(folder, {"memory_mb": 12.0}, {}, seconds=seconds)
     return folder
 
 

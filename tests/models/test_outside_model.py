@@ -15,7 +15,7 @@ from tercet.interfaces import LateInteraction, LogitScale, RetrievalModel
 from tercet.models import build
 from tercet.plugins import trust
 from tercet.search.searcher import Searcher
-from tests.checksums import record_again
+from tests.checksums import forge, record_again
 from tests.commands import tercet as tercet_
 from tests.shared_runs import small_run
 
@@ -103,10 +103,9 @@ def test_an_edited_file_is_refused(place, tmp_path):
     run = place[2]
     copy = tmp_path / "run"
     shutil.copytree(run.folder, copy)
-    config = json.loads((copy / "config.json").read_text())
     edited = tmp_path / "maxsim.py"
     edited.write_text(MAXSIM.read_text() + "\n")
-    (copy / "config.json").write_text(json.dumps(config | {"system": f"{edited}:MaxSim"}))
+    forge(copy / "config.json", system=f"{edited}:MaxSim")
     record_again(copy / "machine.json")
     trust([edited])
     with pytest.raises(ValueError, match="was edited"):
@@ -176,10 +175,7 @@ def test_a_trusted_file_may_have_moved(place, tmp_path):
     moved.parent.mkdir()
     shutil.copy(folder / "maxsim.py", moved)
     copy = shutil.copytree(run.folder, tmp_path / "run")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(
-        json.dumps(config | {"system": "maxsim.py:MaxSim"})
-    )  # as typed where it was trained
+    forge(copy / "config.json", system="maxsim.py:MaxSim")  # as typed where it was trained
     record_again(copy / "machine.json")
     command = ("evaluate", copy, "--data", SCENES, "--out", tmp_path / "out")
     assert "there is no file" in tercet_(*command, cwd=tmp_path).stderr

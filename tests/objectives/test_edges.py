@@ -1,5 +1,6 @@
 """Finite similarities give finite gradients on any batch; wrong input raises a clear error."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,8 +101,16 @@ WRONG = {
         lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.tensor([7, 8, 9])),
         "owners are row indices of 3 images, got 7 to 9",
     ),
-    "owners in a list": (lambda o: o(torch.zeros(2, 8), torch.zeros(2, 8), owners=[0, 1]), "tensor of integers"),
-    "positives in a list": (lambda o: o.pair_gradient(S, P.tolist()), "boolean tensor, got list"),
+    "owners in a list": (lambda o: o(torch.zeros(2, 8), torch.zeros(2, 8), owners=[0, 1]), "owners must be a tensor"),
+    "positives in a list": (lambda o: o.pair_gradient(S, P.tolist()), "positives must be a tensor, got list"),
+    "images as an array": (lambda o: o(P.numpy(), torch.zeros(3, 8)), "images must be a tensor, got ndarray; torch.fr"),
+    "captions as an array": (lambda o: o(torch.zeros(3, 8), P.numpy()), "captions must be a tensor, got ndarray"),
+    "images in a list": (lambda o: o([[1.0]], torch.zeros(1, 1)), "images must be a tensor, got list"),
+    "similarity as an array": (lambda o: o.on_similarity(S.numpy(), P), "similarity must be a tensor, got ndarray"),
+    "integer embeddings": (
+        lambda o: o(torch.eye(3).long(), torch.eye(3).long()), "floating-point embeddings, got torch.int64"
+    ),
+    "scale as text": (lambda o: o(torch.eye(3), torch.eye(3), scale="2"), "scale must be a number or .* got str"),
     "two dtypes": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8).double()), "both must have the same dtype"),
     "a scale per image": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), scale=torch.ones(3)), "one number"),
     "too few owners": (lambda o: o(torch.zeros(3, 8), torch.zeros(3, 8), owners=torch.arange(2)), "owners of shape"),
@@ -113,6 +122,14 @@ def test_wrong_input_raises_a_clear_error(mistake, without_shape_checks):
     call, message = WRONG[mistake]
     with pytest.raises(ValueError, match=message):
         call(tercet.objective("triplet"))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_array_is_told_how_to_become_a_tensor(name, without_shape_checks):
+    array = np.eye(3, dtype=np.float32)
+    for call in (tercet.objective(name).on_similarity, lambda x: tercet.objective(name)(x, x)):
+        with pytest.raises(ValueError, match=r"must be a tensor, got ndarray; torch\.from_numpy"):
+            call(array)
 
 
 @every_objective

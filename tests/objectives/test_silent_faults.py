@@ -189,3 +189,15 @@ def test_the_state_of_a_module_is_as_before_its_trial_call():
 
 def test_a_class_of_modules_is_built():
     assert tercet.objective(Temperature).name == "Temperature"
+
+
+def test_transforms_of_torch_func_are_told_what_to_use():
+    o, rows = tercet.objective("triplet-sh"), torch.eye(3)
+    for call in (
+        lambda: torch.func.grad(o.on_similarity)(rows),
+        lambda: torch.func.grad(lambda x: o(x, rows, streamed=True))(rows),
+        lambda: torch.vmap(o.on_similarity)(rows[None]),
+    ):
+        with pytest.raises(RuntimeError, match=r"torch\.func .* use objective\.value"):
+            call()
+    assert torch.allclose(torch.func.grad(o.value)(rows), o.pair_gradient(rows))

@@ -17,10 +17,12 @@ import torch
 from PIL import Image
 
 import tercet
+from tercet import runs
 from tercet.analysis.triplet_diagram import plane
 from tercet.search.searcher import Searcher
 from tercet.search.settings import ServeSettings
 from tercet.serve.server import access_token, access_warnings
+from tests.checksums import flip_bit
 from tests.commands import tercet as tercet_
 from tests.search.small_indexes import get, model, serving, shared_index, wait_until_ready
 from tests.search.small_indexes import index as new_index
@@ -418,14 +420,17 @@ def test_comparisons_are_listed_whatever_their_data_is_called(address, folder):
     content = {"title": "data, heads", "verdict": "no difference", "metric": "rsum", "results": {}}
     names = [f"comparison_{data}_e36501062a" for data in ("plain", "my photos", "Fotos (ä), 100%", "a#b?c&d")]
     for name in names:
-        (folder / "runs" / name).mkdir()
-        (folder / "runs" / name / "comparison.json").write_text(json.dumps(content))
+        runs.write_comparison(folder / "runs" / name, content)
         (folder / "runs" / name / "report.html").write_text("<h1>report</h1>")
     status, listed = get(address, "/api/comparisons")
     assert status == 200
     assert {info["name"] for info in listed} >= set(names)
     for name in names:
         assert get(address, f"/comparisons/{quote(name, safe='')}/report.html") == (200, b"<h1>report</h1>")
+    flip_bit(folder / "runs" / names[0] / "comparison.json")
+    damaged = {info["name"]: info for info in get(address, "/api/comparisons")[1]}[names[0]]
+    assert "comparison.json" in damaged["verdict"]
+    assert damaged["rows"] == []
 
 
 def test_a_token_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):

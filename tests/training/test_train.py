@@ -291,10 +291,14 @@ def test_truncated_metrics_resume_from_an_earlier_checkpoint(tmp_path, capsys):
     assert_same_run(uninterrupted.folder, resumed.folder)
 
 
-def test_an_empty_machine_file_does_not_make_a_run_finished(tmp_path):
+@pytest.mark.parametrize("content", ["", '{"ended": "finisheD"}'])
+def test_a_damaged_machine_file_is_named_and_nothing_is_trained_over(tmp_path, content):
     folder = interrupted_run(tmp_path, 4)
-    (folder / "machine.json").write_text("")
-    assert tercet.train(**SMALL, runs=tmp_path).metrics["rsum"] > 0
+    (folder / "machine.json").write_text(content)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ValueError, match=r"machine\.json (is damaged|has no format)"):
+        tercet.train(**SMALL, runs=tmp_path)
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_no_resume_starts_over(tmp_path):

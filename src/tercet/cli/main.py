@@ -8,6 +8,7 @@ from io import TextIOWrapper
 from typing import Any, NamedTuple
 
 import tercet
+from tercet.interrupt import exit_code, stop_on_signals
 from tercet.plugins import trust
 
 
@@ -19,7 +20,7 @@ class Command(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command. Exit code 2 and a one-line message after a user error, 130 after Ctrl-C."""
+    """Run a command. Exit code 2 and a one-line message after a user error, 130 after Ctrl-C, 143 after SIGTERM."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
@@ -33,15 +34,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         command = _command(arguments[0])
         trust(_trusted(arguments))  # before --config is read
-        command.run(_parse(arguments[0], command, arguments[1:]))
+        with stop_on_signals():
+            command.run(_parse(arguments[0], command, arguments[1:]))
     except (ValueError, OSError) as error:
         print(f"tercet {arguments[0]}: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(
             f"tercet {arguments[0]}: stopped; finished work is kept, run the command again to resume", file=sys.stderr
         )
-        sys.exit(130)
+        sys.exit(exit_code(error))
 
 
 def _parse(name: str, command: Command, arguments: list[str]) -> Any:

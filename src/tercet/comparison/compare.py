@@ -1,6 +1,5 @@
 """`tercet compare`: plan and execute the runs, test the differences, and write tables and a report."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -188,7 +187,7 @@ class Comparison:
         runs.write_artifact(self.folder, "tables.tex", "\n".join(table.latex() for table in tables))
         if order:
             runs.write_artifact(self.folder, "runs.csv", runs_csv(self.results, order))
-        runs.write_artifact(self.folder, runs.COMPARISON, json.dumps(self.document(), indent=2) + "\n")
+        runs.write_comparison(self.folder, self.document())
         return write_report(self)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tercet.data.dataset import PairedData
 from tercet.data.feature_array import map_array
 from tercet.data.textio import read_json
-from tercet.storage import check_format, sha256_of
+from tercet.storage import checked_manifest, sha256_of
 
 MANIFEST, I2T, T2I = "mined.json", "i2t", "t2i"
 PAIRS = "filter_pairs.csv"  # copy of the --filter-pairs file
@@ -103,7 +103,7 @@ def table_checksum(folder: Path) -> str:
     return sha256_of(_authors_file(folder, direction) for direction in (I2T, T2I))[:16]
 
 
-def _manifest(folder: Path) -> Any:
+def _manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / MANIFEST)
     try:
         valid = manifest["what"] == "mined" and manifest["data"]["pairing"] and manifest["checksum"]
@@ -111,8 +111,7 @@ def _manifest(folder: Path) -> Any:
         valid = False
     if not valid:
         raise ValueError(f"{folder / MANIFEST}: not the manifest of a mined table")
-    check_format(manifest.get("format_version"), folder / MANIFEST)
-    return manifest
+    return checked_manifest(manifest, folder / MANIFEST, "mine again")
 
 
 def _authors_file(folder: Path, direction: str) -> Path:

@@ -22,6 +22,7 @@ from torch import Tensor
 from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, T2I, MinedTable, table_files
 from tercet.data.textio import read_json
+from tercet.interrupt import Interrupt
 from tercet.mining.filters import ExcludedPairs, FalseNegativeFilters, excluded_counts, similarity_caps
 from tercet.mining.list_store import ListStore, fill_empty_lists
 from tercet.mining.rerank_lists import rerank_lists
@@ -32,17 +33,17 @@ from tercet.storage import (
     FORMAT_VERSION,
     LOCK,
     atomic_path,
-    check_format,
+    checked_manifest,
     resumable_directory,
     seal,
     sealed_content,
     sha256_of,
-    write_json,
+    write_manifest,
 )
 
 BLOCK_CAPTIONS = 8192  # with 1,024 images a block has 32 MB of similarities
 PROGRESS = "progress.safetensors"
-SAVE_INTERVAL = 60.0  # seconds; a kill loses the work since the last save
+SAVE_INTERVAL = 60.0  # seconds; kill -9 loses the work since the last save
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def mine(
         if (unfinished / MANIFEST).is_file():
             check_manifest(manifest, unfinished)
         else:
-            write_json(unfinished / MANIFEST, manifest)
+            write_manifest(unfinished / MANIFEST, manifest)
         if config.filters.pairs is not None:
             shutil.copyfile(config.filters.pairs, unfinished / PAIRS)
         split_scorer = make_scorer(unfinished)
@@ -142,23 +143,26 @@ def _mine_all_pairs(
     bar = progress.bar("mining", images)
     bar.update(start)
     last_save = time.monotonic()
-    for top in range(start, images, split_scorer.block_rows):
-        rows = slice(top, min(top + split_scorer.block_rows, images))
-        image_lists = RunningTopK(rows.stop - top, k)
-        for left in range(0, captions, BLOCK_CAPTIONS):
-            columns = slice(left, min(left + BLOCK_CAPTIONS, captions))
-            block = split_scorer.block(rows, columns)
-            excluded.hide(block, rows, columns)
-            capped = _apply_cap(block, None if caps is None else caps[0][rows, None], over, 0)
-            image_lists.update(capped, slice(0, rows.stop - top), left, images=True)
-            capped = _apply_cap(block, None if caps is None else caps[1][columns], over, 1)
-            caption_lists.update(capped, columns, top, images=False)
-        over[2] += store.write(rows, *image_lists.result(), skip=skip)
-        if time.monotonic() - last_save >= save_interval:
-            store.flush()
-            _save(folder / PROGRESS, caption_lists, store, rows.stop, over)
-            last_save = time.monotonic()
-        bar.update(rows.stop)
+    with Interrupt() as interrupt:
+        for top in range(start, images, split_scorer.block_rows):
+            rows = slice(top, min(top + split_scorer.block_rows, images))
+            image_lists = RunningTopK(rows.stop - top, k)
+            for left in range(0, captions, BLOCK_CAPTIONS):
+                columns = slice(left, min(left + BLOCK_CAPTIONS, captions))
+                block = split_scorer.block(rows, columns)
+                excluded.hide(block, rows, columns)
+                capped = _apply_cap(block, None if caps is None else caps[0][rows, None], over, 0)
+                image_lists.update(capped, slice(0, rows.stop - top), left, images=True)
+                capped = _apply_cap(block, None if caps is None else caps[1][columns], over, 1)
+                caption_lists.update(capped, columns, top, images=False)
+            over[2] += store.write(rows, *image_lists.result(), skip=skip)
+            if interrupt.requested or time.monotonic() - last_save >= save_interval:
+                store.flush()
+                _save(folder / PROGRESS, caption_lists, store, rows.stop, over)
+                last_save = time.monotonic()
+            if interrupt.requested:
+                interrupt.stop()
+            bar.update(rows.stop)
     store.flush()
     store = ListStore(folder, T2I, captions, j - skip)
     over[2] += store.write(slice(0, captions), *caption_lists.result(), skip=skip)
@@ -226,8 +230,7 @@ def check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     """Raise ValueError unless the table in `folder`, finished or not, is of the same model, data and config."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} exists and is not a mined table; nothing is overwritten")
-    existing = read_json(folder / MANIFEST)
-    check_format(existing.get("format_version"), folder / MANIFEST)
+    existing = checked_manifest(read_json(folder / MANIFEST), folder / MANIFEST, f"remove {folder} and mine again")
     # Data first: the checksum of the data that the model reads ("data_checksum") is stored under "model".
     for section, description in (("data", "other data"), ("model", "another model"), ("config", "other settings")):
         old, new = existing.get(section) or {}, manifest[section]
@@ -250,7 +253,7 @@ def _count_empty(folder: Path) -> dict[str, int]:
 def finalize(unfinished: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest with a checksum of all lists and delete temporary files."""
     lists = table_files(unfinished)
-    write_json(unfinished / MANIFEST, manifest | {"checksum": sha256_of(lists)[:16]})
+    write_manifest(unfinished / MANIFEST, manifest | {"checksum": sha256_of(lists)[:16]})
     for file in unfinished.iterdir():
         if file not in lists and file.name not in (MANIFEST, PAIRS, LOCK):
             file.unlink()

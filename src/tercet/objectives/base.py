@@ -21,11 +21,12 @@ from tercet.objectives.inputs import (
     hinge_of_hardest,
     query_weights,
     require_one_of,
+    require_tensor,
     warn_of_embeddings,
 )
 from tercet.objectives.streaming.autograd import NO_SECOND, EmbeddingGradient, streamed_scalar, without_autocast
 from tercet.objectives.streaming.tiles import TILE_SIZE, EmbeddedBatch, TiledSimilarity
-from tercet.single_backward import single_backward
+from tercet.single_backward import applied, single_backward
 from tercet.types import PairGradient, PairMask, Similarity
 
 MONITOR_MARGIN = 0.2
@@ -118,13 +119,13 @@ class RowObjective(ABC):
         ignored: PairMask | None = None,
     ) -> Float[Tensor, ""]:
         """`value` if the objective has one, else `monitor`. In both cases S.grad is upstream x pair gradient."""
+        require_tensor("similarity", similarity)
         if positives is None and ignored is None and self.has_diagonal_form and similarity.numel():
             with without_autocast(similarity):
                 return self.diagonal_value(as_square(similarity))
         with torch.no_grad(), without_autocast(similarity):
             scalar, gradient = self._both_directions(as_rows(similarity, positives, ignored))
-        with_gradient: Tensor = _InjectGradient.apply(similarity, scalar, gradient)  # type: ignore[no-untyped-call]
-        return with_gradient
+        return applied(_InjectGradient, similarity, scalar, gradient)
 
     def pair_gradient(
         self,

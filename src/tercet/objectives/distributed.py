@@ -3,10 +3,13 @@
 Every rank computes the scalar of the global batch. In backward each rank sums the gradients that all ranks computed for
 its own rows (reduce-scatter), which is world size x the gradient of its rows. Averaging over ranks, as DDP does, then
 gives the gradient of one process on the global batch.
+
+Ranks tell each other the shapes first: collectives on unequal ones abort the process, or wait for ever.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,38 +22,102 @@ _reduce_scatter: Callable[[Tensor, Tensor], Any] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool)
+MESSAGE_LENGTH = 16
+"""Numbers that a rank tells the others before it sends rows."""
+REFUSED = -1
+
 
 def gather_batch(
     images: Float[Tensor, "image dim"],
     captions: Float[Tensor, "caption dim"],
     image_ids: Int[Tensor, " image"],
     caption_ids: Int[Tensor, " caption"],
-    *,
-    ids_are_rows: bool,
+    given: Mapping[str, bool],
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """(images, captions, (image_ids, caption_ids)) of all ranks in rank order; local sizes may differ.
 
-    `ids_are_rows`: the ids are local row indices, which get an offset per rank to be globally unique.
+    `given`: which optional arguments the caller gave; without image_ids= the ids are local row indices, which get an
+    offset per rank to be globally unique. `ValueError` on every rank if ranks differ in what must be equal.
     """
-    image_counts, caption_counts = _counts(images), _counts(captions)
-    if ids_are_rows:
-        offset = sum(image_counts[: dist.get_rank()])
+    of_images, of_captions = _exchange({"images": images, "captions": captions}, given)
+    if not given["image_ids="]:
+        offset = sum(of_images.counts[: dist.get_rank()])
         image_ids, caption_ids = image_ids + offset, caption_ids + offset
-    ids = _all_gather_padded(image_ids, image_counts), _all_gather_padded(caption_ids, caption_counts)
-    return _differentiable_all_gather(images, image_counts), _differentiable_all_gather(captions, caption_counts), ids
+    ids = _all_gather_padded(image_ids, of_images.counts), _all_gather_padded(caption_ids, of_captions.counts)
+    return _differentiable_all_gather(images, of_images), _differentiable_all_gather(captions, of_captions), ids
 
 
 def all_gather_rows(local: Tensor) -> Tensor:
     """The rows of all ranks in rank order; differentiable for floating-point tensors."""
-    counts = _counts(local)
-    return _differentiable_all_gather(local, counts) if local.is_floating_point() else _all_gather_padded(local, counts)
+    (sizes,) = _exchange({"rows": local}, {})
+    return _differentiable_all_gather(local, sizes)
 
 
-def _counts(local: Tensor) -> list[int]:
-    local_count = torch.tensor([len(local)], device=local.device)
-    counts = local_count.new_empty(dist.get_world_size())
-    _all_gather(counts, local_count)
-    return [int(count) for count in counts]
+@contextmanager
+def refused_on_every_rank(local: object) -> Iterator[None]:
+    """Around checks of this rank's own input: if they fail, the others raise too instead of waiting for its rows."""
+    try:
+        yield
+    except ValueError:
+        device = local.device if isinstance(local, Tensor) else torch.device("cpu")
+        _all_gather_message([REFUSED], device)
+        raise
+
+
+class _Sizes(NamedTuple):
+    """Of one tensor on all ranks."""
+
+    counts: list[int]
+    """Rows on each rank."""
+    requires_grad: bool
+    """On any rank. Then every rank takes part in the reduce-scatter of backward."""
+
+
+def _exchange(tensors: Mapping[str, Tensor], given: Mapping[str, bool]) -> list[_Sizes]:
+    """Tell the other ranks the sizes; `ValueError` on every rank if dtypes, shapes of a row or `given` differ."""
+    labels: list[tuple[str, Callable[[int], str]]] = [("gradients", lambda on: "enabled" if on else "disabled")]
+    values = [int(torch.is_grad_enabled())]
+    for name, is_given in given.items():
+        labels.append((name, lambda on: "given" if on else "not given"))
+        values.append(int(is_given))
+    for name, tensor in tensors.items():
+        labels += [(f"dtype of {name}", _dtype_name), (f"number of axes of {name}", str)]
+        labels += [(f"size of axis {axis} of {name}", str) for axis in range(1, tensor.ndim)]
+        values += [_dtype_code(tensor.dtype), tensor.ndim, *tensor.shape[1:]]
+    own = [number for tensor in tensors.values() for number in (len(tensor), int(tensor.requires_grad))]
+    ranks = _all_gather_message([*own, *values], next(iter(tensors.values())).device)
+    for rank, message in enumerate(ranks):
+        if message[0] == REFUSED:
+            raise ValueError(f"the batch of rank {rank} was refused there, for the reason that it gives")
+    for position, (name, shown) in enumerate(labels, start=len(own)):
+        of_ranks = [message[position] for message in ranks]
+        for rank, value in enumerate(of_ranks):
+            if value != of_ranks[0]:
+                raise ValueError(
+                    f"{name}: {shown(of_ranks[0])} on rank 0 and {shown(value)} on rank {rank}; it must be the same "
+                    "on every rank"
+                )
+    return [
+        _Sizes([message[n] for message in ranks], any(message[n + 1] for message in ranks))
+        for n in range(0, len(own), 2)
+    ]
+
+
+def _dtype_code(dtype: torch.dtype) -> int:
+    return DTYPES.index(dtype) if dtype in DTYPES else len(DTYPES)
+
+
+def _dtype_name(code: int) -> str:
+    return str(DTYPES[code]).removeprefix("torch.") if code < len(DTYPES) else "another"
+
+
+def _all_gather_message(numbers: list[int], device: torch.device) -> list[list[int]]:
+    local = torch.tensor(numbers + [0] * (MESSAGE_LENGTH - len(numbers)), device=device)
+    gathered = local.new_empty(dist.get_world_size() * MESSAGE_LENGTH)
+    _all_gather(gathered, local)
+    messages: list[list[int]] = gathered.view(-1, MESSAGE_LENGTH).tolist()
+    return messages
 
 
 def _all_gather_padded(local: Tensor, counts: list[int]) -> Tensor:
@@ -66,8 +133,10 @@ def _padded(local: Tensor, length: int) -> Tensor:
     return torch.cat([local, local.new_zeros(length - len(local), *local.shape[1:])]).contiguous()
 
 
-def _differentiable_all_gather(local: Tensor, counts: list[int]) -> Tensor:
-    gathered: Tensor = _Gather.apply(local, counts)  # type: ignore[no-untyped-call]
+def _differentiable_all_gather(local: Tensor, sizes: _Sizes) -> Tensor:
+    if sizes.requires_grad and torch.is_grad_enabled() and not local.requires_grad:
+        local = local.detach().requires_grad_()  # without it this rank's backward would leave the others waiting
+    gathered: Tensor = _Gather.apply(local, sizes.counts)  # type: ignore[no-untyped-call]
     return gathered
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Bool, Float, Int
@@ -126,7 +127,11 @@ def positives_from_ids(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor
 def check_embeddings(
     images: Tensor, captions: Tensor, scale: float | Tensor | None, bias: float | Tensor | None
 ) -> None:
-    """Raise if the shapes or dtypes of embeddings, scale and bias do not fit together."""
+    """Raise if the types, shapes or dtypes of embeddings, scale and bias do not fit together."""
+    for name, embeddings in (("images", images), ("captions", captions)):
+        require_tensor(name, embeddings)
+        if not embeddings.is_floating_point():
+            raise ValueError(f"{name} must be floating-point embeddings, got {embeddings.dtype}")
     if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
         raise ValueError(
             f"images {tuple(images.shape)} and captions {tuple(captions.shape)} must be "
@@ -137,6 +142,8 @@ def check_embeddings(
     for name, factor in (("scale", scale), ("bias", bias)):
         if torch.is_tensor(factor) and factor.numel() != 1:
             raise ValueError(f"{name} must be one number, got shape {tuple(factor.shape)}")
+        if factor is not None and not isinstance(factor, Tensor | Real):
+            raise ValueError(f"{name} must be a number or a tensor of one number, got {type(factor).__name__}")
 
 
 def warn_of_embeddings(
@@ -260,9 +267,17 @@ def logistic(exponent: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 # Helpers of the checks above.
 
 
+def require_tensor(name: str, value: object) -> None:
+    """Raise if this is no tensor but, for example, a numpy array."""
+    if not isinstance(value, Tensor):
+        hint = "; torch.from_numpy(array) makes it one" if isinstance(value, np.ndarray) else ""
+        raise ValueError(f"{name} must be a tensor, got {type(value).__name__}{hint}")
+
+
 def _check_ids(name: str, ids: Tensor, rows: int) -> None:
-    if not torch.is_tensor(ids) or ids.is_floating_point() or ids.is_complex():
-        raise ValueError(f"{name} must be a tensor of integers, got {getattr(ids, 'dtype', type(ids).__name__)}")
+    require_tensor(name, ids)
+    if ids.is_floating_point() or ids.is_complex():
+        raise ValueError(f"{name} must be a tensor of integers, got {ids.dtype}")
     if ids.ndim != 1 or len(ids) != rows:
         raise ValueError(f"{name} of shape {tuple(ids.shape)} must have one id for each of {rows} rows")
 
@@ -278,8 +293,7 @@ def at_least_float32(similarity: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def _check_similarity(similarity: Tensor) -> None:
-    if not torch.is_tensor(similarity):
-        raise ValueError(f"similarity must be a tensor, got {type(similarity).__name__}")
+    require_tensor("similarity", similarity)
     if similarity.ndim != 2 or not similarity.is_floating_point():
         raise ValueError(
             f"similarity must be a floating-point image x caption matrix, "
@@ -296,8 +310,7 @@ def _check_square(similarity: Similarity) -> None:
 
 
 def _checked_mask(name: str, mask: Tensor, similarity: Similarity) -> PairMask:
-    if not torch.is_tensor(mask):
-        raise ValueError(f"{name} must be a boolean tensor, got {type(mask).__name__}")
+    require_tensor(name, mask)
     if mask.shape != similarity.shape or mask.dtype != torch.bool:
         raise ValueError(
             f"{name} {tuple(mask.shape)} {mask.dtype} must be a boolean mask that matches "

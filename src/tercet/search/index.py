@@ -34,11 +34,11 @@ from tercet.storage import (
     FORMAT_VERSION,
     LOCK,
     check_checksums,
-    check_format,
+    checked_manifest,
     checksums_of,
     exclusive_lock,
     sync_file,
-    write_json,
+    write_manifest,
 )
 
 MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
@@ -256,7 +256,7 @@ def _write_generation(
     for file in generation.iterdir():
         sync_file(file)
     manifest[CHECKSUMS] = checksums_of(generation, [file.name for file in generation.iterdir() if file.name != REGIONS])
-    write_json(folder / MANIFEST, manifest)
+    write_manifest(folder / MANIFEST, manifest)
     for path in folder.iterdir():
         if _is_generation(path) and path != generation:
             shutil.rmtree(path, ignore_errors=True)
@@ -275,7 +275,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("what") != "index":
         raise ValueError(f"{folder / MANIFEST}: not an index manifest")
-    check_format(manifest.get("format_version"), folder / MANIFEST)
+    manifest = checked_manifest(manifest, folder / MANIFEST, f"remove the folder {folder} and run `tercet index` again")
     model = manifest.get("model")
     valid = isinstance(model, dict) and all(isinstance(model.get(name), str) for name in ("path", "system", "weights"))
     valid &= all(isinstance(manifest.get(name), str) for name in ("generation", "kind", "store"))

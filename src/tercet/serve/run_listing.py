@@ -163,15 +163,18 @@ def _counts(counts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparison_info(folder: Path) -> ComparisonInfo | None:
-    """Return None if comparison.json is missing, incomplete or damaged."""
+    """Return None if comparison.json is missing. A damaged one is listed without numbers."""
+    if not (folder / runs.COMPARISON).is_file():
+        return None
+    report = (folder / "report.html").is_file()
     try:
         content = runs.read_comparison(folder)
         rows = [_row(name, results) for name, results in content["results"].items() if results]
         rows.sort(key=lambda row: -row.means.get(content["metric"], 0.0))
-        report = (folder / "report.html").is_file()
         return ComparisonInfo(folder.name, content["title"], content["verdict"], content["metric"], rows, report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        verdict = f"{runs.COMPARISON} is damaged: run the comparison again"
+        return ComparisonInfo(folder.name, folder.name, verdict, METRICS[-1], [], report)
 
 
 def _row(name: str, results: Sequence[Mapping[str, Any]]) -> Row:

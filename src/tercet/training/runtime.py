@@ -1,4 +1,4 @@
-"""What a run executes on: the device, its random generators, Ctrl-C, and the process group of several processes.
+"""What a run executes on: the device, its random generators, and the process group of several processes.
 
 `torchrun --nproc-per-node 2 -m tercet train ...` trains in several processes: each takes its shard of every batch, and
 negatives come from all shards. The objective all-gathers embeddings with an exact gradient; here gradients of weights
@@ -6,12 +6,9 @@ are averaged, so that every process makes the step that one process would make o
 """
 
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -56,28 +53,6 @@ def reseed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-
-
-class Interrupt:
-    """Turns Ctrl-C into the flag `requested`, so that the current step is finished; a second Ctrl-C stops at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous_handler: Any = None
-
-    def __enter__(self) -> "Interrupt":
-        if threading.current_thread() is threading.main_thread():
-            self._previous_handler = signal.signal(signal.SIGINT, self._request)
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGINT, self._previous_handler)
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
 
 
 def select_device(name: str | None) -> torch.device:
@@ -161,18 +136,24 @@ def _mined_shard(mined: MinedItems, positives: PairMask, images: slice) -> Mined
     )
 
 
-def average_gradients(model: TorchModule) -> None:
-    """Average the gradients over all processes in one all-reduce."""
+def average_gradients(model: TorchModule, stop: bool = False) -> bool:
+    """Average the gradients over all processes in one all-reduce; return whether `stop` is true in any of them."""
     if not _initialised():
-        return
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    if not gradients:
-        return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
+        return stop
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        return any_process(stop)
+    # A parameter may have a gradient on some ranks only, for example where a rank has no rows: it counts as 0 there.
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flags = gradients[0].new_tensor([*(p.grad is not None for p in parameters), stop])
+    flat = torch.cat([*(gradient.flatten() for gradient in gradients), flags])
     dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for gradient, average in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(average.view_as(gradient))
+    *averages, flags = (flat / dist.get_world_size()).split([*(p.numel() for p in parameters), len(flags)])
+    *has_gradient, any_stop = flags.tolist()
+    for parameter, average, has_any in zip(parameters, averages, has_gradient, strict=True):
+        if has_any:
+            parameter.grad = average.view_as(parameter)
+    return bool(any_stop)
 
 
 def all_gather_items(local: Shaped[Tensor, "item *rest"]) -> Shaped[Tensor, "global_item *padded"]:
@@ -190,6 +171,16 @@ def from_main(value: int) -> int:
     if _initialised():
         dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def any_process(flag: bool) -> bool:
+    """Whether the flag is true in any process; a barrier as well."""
+    if not _initialised():
+        return flag
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    flags = torch.tensor(int(flag), device=device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return bool(flags)
 
 
 def barrier() -> None:

@@ -6,6 +6,7 @@ steps of an uninterrupted one.
 """
 
 import copy
+import hashlib
 import math
 import shutil
 import time
@@ -25,11 +26,12 @@ from tercet.data.samplers import BatchIndices, EpochSampler
 from tercet.data.transforms import Pixels
 from tercet.inference import WEIGHTS, weights_of
 from tercet.interfaces import Objective, RetrievalModel, TrainableBackbone
+from tercet.interrupt import Interrupt
 from tercet.models import preset
 from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ
 from tercet.progress import ConsoleProgress, RunProgress
-from tercet.storage import LOCK, atomic_write, exclusive_lock
+from tercet.storage import LOCK, atomic_write, changed_file, checksums_of, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
 from tercet.training.checkpoint import newest_state, save_state, state_at
@@ -47,7 +49,7 @@ from tercet.training.monitor import (
 )
 from tercet.training.optim import freeze, make_optimizer, schedule
 from tercet.training.prepare import PreparedData, hash_identity, name_objects, prepare_data, resolve
-from tercet.training.runtime import Interrupt, select_device, to_device
+from tercet.training.runtime import select_device, to_device
 from tercet.training.settings import TrainSettings, train_settings
 from tercet.training.step import Outcome, Step, apply_scale, with_model_bias
 from tercet.training.trained import Trained
@@ -123,14 +125,14 @@ def _run_in_folder(
         run_progress.log(f"run folder {folder}")
         memory = PeakMemory(device)
         try:
-            seconds = _train_in_folder(settings, prepared, objectives, folder, run_progress, device)
+            loop = _train_in_folder(settings, prepared, objectives, folder, run_progress, device)
         except ValueError as error:
             if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
                 shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
             raise
         conditions = {"device": str(device), "processes": runtime.world()[1], "memory_mb": memory.peak_mb()}
         conditions["run_id"] = run_id  # the folder may be renamed
-        runs.finish_run(folder, conditions, seconds=seconds)
+        runs.finish_run(folder, conditions, loop.written, seconds=loop.state.seconds)
     runtime.barrier()
     return finished_run(folder)
 
@@ -142,8 +144,8 @@ def _train_in_folder(
     folder: Path,
     progress: RunProgress,
     device: torch.device,
-) -> float:
-    """Train and evaluate; return the seconds it took, including those before a resume."""
+) -> "Loop":
+    """Train and evaluate."""
     with torch.random.fork_rng(devices=[]):
         model = prepared.model(settings)
         mined = None if settings.mined is None else open_mined(settings.mined, prepared.train)
@@ -154,9 +156,11 @@ def _train_in_folder(
         loop.restore()
         if runtime.is_main_process():
             prepared.retriever(model).write_description(folder)
+            loop.written = checksums_of(folder, set(runs.result_files(folder)) - {WEIGHTS, runs.METRICS, runs.RANKS})
         if preset(settings.model)[1].get("backbone") is not None and "image_dim" in prepared.sizes:
             progress.log(f"the dataset has image features: they are used instead of the backbone of {settings.model}")
-        return loop.run()
+        loop.run()
+        return loop
 
 
 @dataclass
@@ -175,6 +179,9 @@ class TrainState:
     seconds: float = 0.0
     """Training time up to the checkpoint, summed over all resumes."""
     metrics_length: int = 0
+    metrics_checksum: str = ""
+    weights_checksum: str = ""
+    """Of the selected weights."""
 
 
 class Loop:
@@ -233,16 +240,19 @@ class Loop:
                 f"{len(self.data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
             )
         self.total = self.steps_per_epoch * settings.epochs
+        self.interrupt, self.stopping = Interrupt(), False
+        self.written: dict[str, str] = {}
+        """Checksums of the files that this run has written."""
         self._clock_start = time.perf_counter()
         self.status: dict[str, str] = {}
         self.throughput = Throughput()
         self.board = TensorBoardLog(folder) if settings.tensorboard and self.is_main else None
 
-    def run(self) -> float:
-        """Train from the current state, validating after each epoch; return the seconds of the whole run."""
+    def run(self) -> None:
+        """Train from the current state, validating after each epoch."""
         settings, state = self.settings, self.state
         self._check_data()
-        with Interrupt() as interrupt:
+        with self.interrupt:
             for epoch in range(state.epoch, settings.epochs):
                 self._start_epoch(epoch)
                 objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
@@ -252,21 +262,22 @@ class Loop:
                     self.train_step(objective, batches, ramp)
                     # After an epoch's last step validation follows, and a checkpoint after it.
                     is_due = state.step % settings.checkpoint_every == 0 and state.position < self.steps_per_epoch
-                    if interrupt.requested or is_due:
+                    if self.stopping or is_due:
                         self.save()
-                    if interrupt.requested:
-                        raise KeyboardInterrupt
+                    if self.stopping:
+                        self.interrupt.stop()
                 metrics = self._validate(epoch)
                 if self.is_main and state.best_epoch == epoch:
-                    atomic_write(self.folder / WEIGHTS, weights_of(self.model))
+                    self._write_weights()
                 state.epoch, state.position = epoch + 1, 0
                 self.save()
                 self._log_epoch(epoch, metrics)
-                runtime.barrier()
-                if interrupt.requested:
-                    raise KeyboardInterrupt
+                if runtime.any_process(self.interrupt.requested):
+                    self.interrupt.stop()
         self._evaluate_best()
-        return self.clock()
+        self.clock()
+        if self.metrics is not None:
+            self.written |= {WEIGHTS: state.weights_checksum, runs.METRICS: self.metrics.checksum}
 
     def batches(self, epoch: int) -> Iterator[list[tuple[Batch, BatchIndices]]]:
         """The batches of every step of an epoch that is still to be made, on the device."""
@@ -288,8 +299,9 @@ class Loop:
         self.optimizer.zero_grad()
         for batch, indices in batches:
             outcome = self.step(objective, batch, indices.seed, ramp / len(batches))
-        if self.processes > 1:
-            runtime.average_gradients(self.model)
+        self.stopping = self.interrupt.requested
+        if self.processes > 1:  # all stop after the same step, though a signal reaches them at different moments
+            self.stopping = runtime.average_gradients(self.model, self.stopping)
             runtime.average_gradients(self.objective_module)
         limit = math.inf if settings.grad_clip is None else settings.grad_clip
         parameters = [*self.model.parameters(), *self.objective_module.parameters()]
@@ -345,6 +357,11 @@ class Loop:
         self.metrics.append({"epoch": epoch + 1, "step": state.step, "split": "validation", **metrics})
         return metrics
 
+    def _write_weights(self) -> None:
+        content = weights_of(self.model)
+        self.state.weights_checksum = hashlib.sha256(content).hexdigest()
+        atomic_write(self.folder / WEIGHTS, content)
+
     def _evaluate_best(self) -> None:
         """Evaluate the selected weights once on test, or on validation if there is no test split."""
         if self.metrics is None:
@@ -355,7 +372,7 @@ class Loop:
         if held_out is None:
             self.metrics.append(line)
             return
-        self.model.load_state_dict(_read_weights(self.folder / WEIGHTS, self.device))
+        self.model.load_state_dict(_read_weights(self.folder / WEIGHTS, self.state.weights_checksum, self.device))
         evaluation = evaluate_split(self.model, held_out)
         runs.write_ranks(self.folder, evaluation.ranks.arrays())
         split = "test" if self.test is not None else "validation"
@@ -386,17 +403,19 @@ class Loop:
         runtime.barrier()
 
     def _error_in(self, checkpoint: Mapping[str, Any]) -> str | None:
-        file = self.folder / runs.METRICS
-        length = file.stat().st_size if file.is_file() else 0
-        if length < checkpoint["state"]["metrics_length"]:
+        file, state = self.folder / runs.METRICS, checkpoint["state"]
+        content = file.read_bytes() if file.is_file() else b""
+        if len(content) < state["metrics_length"]:
             return f"{runs.METRICS} is shorter than at that checkpoint"
+        if hashlib.sha256(content[: state["metrics_length"]]).hexdigest() != state["metrics_checksum"]:
+            return f"{runs.METRICS} was changed since that checkpoint"
         return None
 
     def save(self) -> None:
         """Write a checkpoint (rank 0 only)."""
         if self.metrics is not None:
             self.metrics.sync()
-            self.state.metrics_length = self.metrics.length
+            self.state.metrics_length, self.state.metrics_checksum = self.metrics.length, self.metrics.checksum
             self.clock()
             checkpoint = {
                 "model": self.model.state_dict(),
@@ -457,11 +476,13 @@ def unique_states(objectives: Sequence[RowObjective]) -> list[Any]:
     return list(parts.values())
 
 
-def _read_weights(file: Path, device: torch.device) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _read_weights(file: Path, checksum: str, device: torch.device) -> dict[str, Any]:
+    from safetensors.torch import load
 
     try:
-        return load_file(file, device=str(device))
-    except (OSError, SafetensorError) as error:
+        content = file.read_bytes()
+    except OSError as error:
         raise ValueError(f"{file}: cannot be read ({error}); --no-resume starts the run over") from error
+    if hashlib.sha256(content).hexdigest() != checksum:
+        raise changed_file(file, "--no-resume starts the run over")
+    return {name: tensor.to(device) for name, tensor in load(content).items()}

@@ -23,10 +23,10 @@ from typing import Any
 
 from tercet.comparison.executors.base import ExecutorEvents
 from tercet.comparison.plan import PlannedRun, PreparedDatasets
+from tercet.interrupt import SIGNALS, Interrupt, exit_code, stop_on_signals
 from tercet.names import is_in_memory
 from tercet.progress import RunProgress
 from tercet.training.prepare import PreparedData
-from tercet.training.runtime import Interrupt
 
 SECONDS_BETWEEN_MESSAGES = 0.2
 SECONDS_TO_STOP = 60.0
@@ -64,20 +64,20 @@ class LocalExecutor:
         if context.get_start_method() == "fork":
             _import_for_children()
         waiting, active = deque(plans), list[_ActiveRun]()
-        try:
-            # A flag, not an exception at any point: exceptions raised in the hooks after a fork are lost.
-            with Interrupt() as interrupt:
+        # A flag, not an exception at any point: exceptions raised in the hooks after a fork are lost.
+        with Interrupt() as interrupt:
+            try:
                 while waiting or active:
                     while waiting and len(active) < processes and not interrupt.requested:
                         active.append(self._start(waiting.popleft(), context, threads, active, events))
                     if interrupt.requested:
-                        raise KeyboardInterrupt
+                        interrupt.stop()
                     _poll(active, events)
                     active = [run for run in active if not run.ended]
                     events.idle()
-        except BaseException:
-            _stop(active)
-            raise
+            except BaseException:
+                _stop(active)
+                raise
 
     def _run_here(self, plans: Sequence[PlannedRun], events: ExecutorEvents) -> None:
         from tercet.training.train import train_run
@@ -178,6 +178,8 @@ def _exit_reason(code: int | None, *, forked: bool) -> str:
     if code is not None and code < 0:
         hint = ": out of memory? Try fewer --processes" if -code == signal.SIGKILL else ""
         return f"its process was killed by signal {signal.Signals(-code).name}{hint}"
+    if code is not None and code - 128 in SIGNALS:
+        return f"it was stopped by {signal.Signals(code - 128).name}: run the command again to resume it"
     # A spawned process imports the calling script again.
     hint = "" if forked else "; a script that calls tercet.compare must do so under if __name__ == '__main__'"
     return f"its process exited with code {code} without a message{hint}"
@@ -222,9 +224,10 @@ def _child(
     torch.set_num_threads(threads)
     progress = _PipeProgress(sender, parent_pid)
     try:
-        sender.send(("finished", str(train_run(plan.settings, prepared, progress).folder)))
-    except KeyboardInterrupt:
-        os._exit(130)
+        with stop_on_signals():
+            sender.send(("finished", str(train_run(plan.settings, prepared, progress).folder)))
+    except KeyboardInterrupt as error:
+        os._exit(exit_code(error))
     except Exception as error:
         sender.send(("failed", _reason(error)))
         with contextlib.suppress(OSError):  # the folder of a rejected run is already removed

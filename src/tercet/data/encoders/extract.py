@@ -18,10 +18,18 @@ from torch import Tensor
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset, without_bad_features
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
-from tercet.data.formats.precomp import MANIFEST, PRECOMP_SPLIT_NAMES, check_features, write_rows, write_texts
+from tercet.data.formats.precomp import (
+    MANIFEST,
+    PRECOMP_SPLIT_NAMES,
+    check_features,
+    features_manifest,
+    write_rows,
+    write_texts,
+)
 from tercet.data.image_io import ImageFiles, ImageSource, open_image
 from tercet.data.samplers import by_length
-from tercet.data.textio import ErrorPolicy, read_json
+from tercet.data.textio import ErrorPolicy
+from tercet.interrupt import Interrupt
 from tercet.progress import SILENT, Progress
 from tercet.storage import (
     CHECKSUMS,
@@ -29,18 +37,17 @@ from tercet.storage import (
     LOCK,
     allocated_array,
     atomic_path,
-    check_format,
     checksums_of,
     resumable_directory,
     seal,
     sealed_content,
-    write_json,
+    write_manifest,
 )
 
 PROGRESS = "progress.json"
 SOURCE = "source"  # manifest key: where the images are
 IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
-FLUSH_INTERVAL = 16  # batches; a kill loses what was encoded since the last flush
+FLUSH_INTERVAL = 16  # batches; kill -9 loses what was encoded since the last flush
 
 Encoded = Callable[[list[Int[Tensor, " _"]]], Iterator[Tensor]]
 """Encodes batches of items."""
@@ -58,7 +65,7 @@ def encoders_of(path: Path) -> Encoders:
     """Read the encoders from the manifest of `tercet features`. Captions of scenes are encoded as bag-of-words."""
     if str(path).startswith("scenes"):
         return Encoders((None, False), "bag-of-words")
-    content = read_json(path / MANIFEST) if (path / MANIFEST).is_file() else {}
+    content = features_manifest(path) if (path / MANIFEST).is_file() else {}
     images, texts = (_about(content, key) for key in ("image_encoder", "text_encoder"))
     grid = str(images.get("output", "")).startswith(("grid", "81 cells"))
     return Encoders((_name(images), grid), _name(texts))
@@ -106,13 +113,13 @@ def extract(
         if (unfinished / MANIFEST).is_file():
             _check_manifest(manifest, unfinished)
         else:
-            write_json(unfinished / MANIFEST, manifest | source)
+            write_manifest(unfinished / MANIFEST, manifest | source)
         position = _ResumePosition(unfinished / PROGRESS)
         for name, split in data.splits.items():
             stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
             _extract_split(stem, split, images, texts, dtype, position, progress)
         (unfinished / PROGRESS).unlink(missing_ok=True)
-        write_json(unfinished / MANIFEST, manifest | source | {CHECKSUMS: _checksums(unfinished)})
+        write_manifest(unfinished / MANIFEST, manifest | source | {CHECKSUMS: _checksums(unfinished)})
     return True
 
 
@@ -174,20 +181,27 @@ def _fill(
     array, done, digest = position.resume(file, batches)
     bar = progress.bar(file.stem, count)
     bar.advance(sum(map(len, batches[:done])))
-    for index, features in enumerate(encoded(batches[done:]), start=done):
-        with np.errstate(over="ignore"):
-            values = features.float().numpy().astype(dtype)
-        if not np.isfinite(values).all():
-            raise ValueError(f"{file.stem}: NaN or values too large for {dtype} in the items {batches[index].tolist()}")
-        if array is None:
-            shape = (count, *values.shape[1:])
-            array = allocated_array(file, dtype, shape)
-        array[batches[index].numpy()] = values
-        digest.update(np.ascontiguousarray(values).data)
-        bar.advance(len(features))
-        if (index + 1) % FLUSH_INTERVAL == 0 or index + 1 == len(batches):
-            array.flush()  # before the position is recorded
-            position.reached(file.name, index + 1, digest.hexdigest())
+    with Interrupt() as interrupt:
+        for index, features in enumerate(encoded(batches[done:]), start=done):
+            values = _as_dtype(features, dtype)
+            if not np.isfinite(values).all():
+                items = batches[index].tolist()
+                raise ValueError(f"{file.stem}: NaN or values too large for {dtype} in the items {items}")
+            if array is None:
+                array = allocated_array(file, dtype, (count, *values.shape[1:]))
+            array[batches[index].numpy()] = values
+            digest.update(np.ascontiguousarray(values).data)
+            bar.advance(len(features))
+            if interrupt.requested or (index + 1) % FLUSH_INTERVAL == 0 or index + 1 == len(batches):
+                array.flush()  # before the position is recorded
+                position.reached(file.name, index + 1, digest.hexdigest())
+            if interrupt.requested:
+                interrupt.stop()
+
+
+def _as_dtype(features: Tensor, dtype: str) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return features.float().numpy().astype(dtype)
 
 
 class _ResumePosition:
@@ -288,10 +302,7 @@ def _checksum(contents: Iterator[bytes]) -> str:
 
 def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     """Raise `ValueError` if the features in the folder have another manifest."""
-    stored = read_json(folder / MANIFEST)
-    if not isinstance(stored, dict):
-        raise ValueError(f"{folder / MANIFEST}: damaged: remove the folder or choose another target")
-    check_format(stored.get("format_version"), folder / MANIFEST)
+    stored = features_manifest(folder)
     for key in (CHECKSUMS, SOURCE):  # the images may have moved: their checksum is part of the manifest
         stored.pop(key, None)
     manifest = json.loads(json.dumps(manifest))

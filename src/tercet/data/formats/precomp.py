@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -21,7 +22,7 @@ from tercet.data.formats.builder import ImageFolder, sort_splits
 from tercet.data.image_io import ImageFiles
 from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines, read_json
 from tercet.progress import NO_BAR, Bar
-from tercet.storage import CHECKSUMS, allocated_array, atomic_directory, check_checksums
+from tercet.storage import CHECKSUMS, allocated_array, atomic_directory, check_checksums, checked_manifest
 
 FEATURES = "ims"
 MANIFEST = "features.json"  # written by `tercet features`
@@ -72,8 +73,7 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy, features: str = F
 
 def check_features(folder: Path) -> None:
     """Check the files of a folder of `tercet features` against the checksums in its manifest, once per process."""
-    manifest = read_json(folder / MANIFEST)
-    checksums = manifest.get(CHECKSUMS) if isinstance(manifest, dict) else None
+    checksums = features_manifest(folder).get(CHECKSUMS)
     if not isinstance(checksums, dict):
         raise ValueError(f"{folder / MANIFEST} has no checksums: remove {folder} and run `tercet features` again")
     status = {name: (folder / name).stat() for name in checksums if (folder / name).is_file()}
@@ -82,6 +82,11 @@ def check_features(folder: Path) -> None:
         tuple(sorted(checksums.items())),
         tuple(sorted((name, each.st_size, each.st_mtime_ns) for name, each in status.items())),
     )
+
+
+def features_manifest(folder: Path) -> dict[str, Any]:
+    remedy = f"remove {folder} and run `tercet features` again"
+    return checked_manifest(read_json(folder / MANIFEST), folder / MANIFEST, remedy)
 
 
 @lru_cache(maxsize=64)
@@ -95,7 +100,7 @@ def _images_of_source(path: Path, split: str, names: Sequence[str]) -> ImageFile
     from tercet.data.formats import open_data  # it imports this module
 
     try:
-        source = read_json(path / MANIFEST)["source"]
+        source = features_manifest(path)["source"]
         found = open_data(source["path"], format=source["format"], images=source["images"], skip_bad=True).split(split)
     except (ValueError, OSError, KeyError, TypeError):
         return None

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.objectives.streaming.tiles import EmbeddedBatch, TiledSimilarity
-from tercet.single_backward import single_backward
+from tercet.single_backward import applied, single_backward
 
 NO_SECOND = (
     "the pair gradient is a constant of the backward pass; objective.value(S, positives), where it exists, can be "
@@ -38,8 +38,7 @@ def products_of_entries(
     `known`: values of the first entries, if they are already computed.
     """
     known = images.new_empty(0) if known is None else known.detach()
-    entries: Tensor = _Entries.apply(images, captions, rows, columns, known)  # type: ignore[no-untyped-call]
-    return entries
+    return applied(_Entries, images, captions, rows, columns, known)
 
 
 class _Entries(torch.autograd.Function):
@@ -151,8 +150,7 @@ def streamed_scalar(
     scale, bias = (factor.reshape(()) if isinstance(factor, Tensor) else factor for factor in (batch.scale, batch.bias))
     requires_grad = any(x.requires_grad for x in (images, captions, scale, bias) if isinstance(x, Tensor))
     plan = _Plan(objective, batch.ids, batch.paired_by_rows, tile_size, torch.is_grad_enabled() and requires_grad)
-    scalar: Tensor = _Streamed.apply(images, captions, scale, bias, plan)  # type: ignore[no-untyped-call]
-    return scalar
+    return applied(_Streamed, images, captions, scale, bias, plan)
 
 
 class _Plan(NamedTuple):

@@ -4,6 +4,7 @@ Of the tiles at most one is in memory at a time. Positive pairs are found from i
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -62,11 +63,13 @@ class EmbeddedBatch:
         bias: float | Float[Tensor, ""] | None,
     ) -> "EmbeddedBatch":
         """Check the caller's input; under torch.distributed, gather the batches of all ranks."""
-        check_embeddings(images, captions, scale, bias)
-        ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
         paired_by_rows = owners is None and image_ids is None
+        with distributed.refused_on_every_rank(images) if is_distributed() else nullcontext():
+            check_embeddings(images, captions, scale, bias)
+            ids = ids_of_pairs(images, captions, owners, image_ids, caption_ids)
         if is_distributed():
-            images, captions, ids = distributed.gather_batch(images, captions, *ids, ids_are_rows=image_ids is None)
+            given = {"image_ids=": image_ids is not None, "scale=": scale is not None, "bias=": bias is not None}
+            images, captions, ids = distributed.gather_batch(images, captions, *ids, given)
             paired_by_rows = False
         return cls(images, captions, ids, scale, bias, paired_by_rows)
 
