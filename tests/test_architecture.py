@@ -9,7 +9,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tercet"
 
-BASE = {"types", "interfaces", "storage", "names", "plugins", "in_memory", "progress", "single_backward", "hub"}
+BASE = {
+    *("types", "interfaces", "storage", "names", "plugins", "in_memory", "terminal", "progress"),
+    *("single_backward", "hub"),
+}
 LIBRARY = BASE | {"data", "similarity", "objectives", "evaluation", "models", "inference", "legacy", "analysis"}
 # part -> the parts of tercet it may import, besides itself. `analysis.reports` is the half of analysis that loads runs.
 MAY_IMPORT = {
@@ -17,7 +20,8 @@ MAY_IMPORT = {
     "interfaces": {"types"},
     "storage": set(),
     "names": set(),
-    "progress": set(),
+    "terminal": set(),
+    "progress": {"terminal"},
     "single_backward": set(),
     "hub": set(),
     "plugins": {"names"},

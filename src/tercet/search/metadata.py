@@ -26,11 +26,6 @@ class Item:
     checksum: str
 
 
-def printable(name: str) -> str:
-    """Return the name on one line and in valid UTF-8, whatever characters a file name has."""
-    return name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n").replace("\r", "\\r")
-
-
 def checksum_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
