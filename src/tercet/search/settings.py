@@ -19,6 +19,9 @@ class IndexSettings:
     """Run folder or saved model that takes images."""
     images: str = "."
     """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions."""
+    image_folder: Path | None = None
+    """Image folder of a dataset, if it is not beside it. Images that are neither below it nor below --images, such as
+    by a symbolic link, are not read."""
     splits: tuple[str, ...] = ()
     """Splits of a dataset to index; all if none is given."""
     out: Path = Path("index")
