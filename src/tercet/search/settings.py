@@ -70,8 +70,8 @@ class ServeSettings:
     port: int = 8765
     """Port to listen on; 0 picks a free one."""
     host_names: tuple[str, ...] = ()
-    """With a --host that others can reach: the names and addresses in links to this server. Other Host headers are
-    rejected, which prevents DNS rebinding."""
+    """Further names in links to this server, such as that of a proxy. Other names in the Host header are rejected,
+    which prevents DNS rebinding; addresses, localhost, --host and the name of this machine are accepted."""
     token: str | None = None
     """Access token that clients must send; the printed link contains it. Other users of this machine see arguments of
     commands: --token-file or the environment variable TERCET_TOKEN hide it."""
