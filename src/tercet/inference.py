@@ -25,9 +25,10 @@ from tercet.data.text.vocabulary import Vocabulary, import_vocabulary
 from tercet.data.textio import caption_error, read_json
 from tercet.data.transforms import TransformSettings, squash_transform
 from tercet.interfaces import CaptionBatchSize, RetrievalModel, SystemSpec, TorchModule, TrainableBackbone
-from tercet.models import build, system_of
+from tercet.models import system_of
 from tercet.models.convert.state_dicts import EXTRA_WORDS, original_model
 from tercet.models.parts.backbone import image_size_of, max_positions
+from tercet.models.sized_build import Shapes, build_for_weights, stored_shapes
 from tercet.plugins import check_trusted, is_file_name, source_checksum
 from tercet.similarity import concat_padded
 from tercet.storage import (
@@ -232,7 +233,6 @@ def load(path: str | Path) -> Retriever:
     A model whose class is in a user's file (`mine.py:Class`) needs that file to be trusted: `--trust mine.py` on the
     command line, `tercet.plugins.trust(["mine.py"])` in Python.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     folder = Path(path)
@@ -243,15 +243,12 @@ def load(path: str | Path) -> Retriever:
     system = content.get("system")
     if isinstance(system, str) and is_file_name(system):
         content["system"] = check_trusted(system, content.get("source"), folder)
+    shapes = stored_shapes(folder / WEIGHTS)
     try:
-        model, preprocessor = _build(folder, content)
+        model, preprocessor = _build(folder, content, shapes)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OSError) as error:
         raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
-    try:
-        weights = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder / WEIGHTS}: cannot be read: {error}") from error
-    _load_weights(model, weights, folder / WEIGHTS)
+    model.load_state_dict(load_file(folder / WEIGHTS))
     return Retriever(content["system"], model, preprocessor).eval()
 
 
@@ -270,14 +267,14 @@ def _check_files(folder: Path, config: dict[str, Any]) -> None:
     check_checksums(folder, checksums, manifest, REMEDY)
 
 
-def _build(folder: Path, content: Any) -> tuple[RetrievalModel, Preprocessor]:
+def _build(folder: Path, content: Any, shapes: Shapes) -> tuple[RetrievalModel, Preprocessor]:
     """Build the model, with random weights, and its preprocessor from the content of config.json."""
     settings, preprocessor = content["settings"], dict(content["preprocessor"])
     spec = system_of(content["system"]).spec
     for part in (spec.vision, spec.text):
         if part is not None and not isinstance(settings.get(part), (dict, type(None))):
             raise ValueError(f"{part} must be a configuration, got {settings[part]!r}")
-    model = build(content["system"], **settings)
+    model = build_for_weights(content["system"], settings, shapes, folder / WEIGHTS)
     if preprocessor.pop("vocabulary"):
         preprocessor["vocabulary"] = vocabulary = Vocabulary.load(folder / VOCABULARY)
         if model.settings.vocab_size != len(vocabulary):
@@ -288,20 +285,6 @@ def _build(folder: Path, content: Any) -> tuple[RetrievalModel, Preprocessor]:
         pixels = preprocessor["pixels"]
         preprocessor["pixels"] = TransformSettings(**pixels | {name: tuple(pixels[name]) for name in ("mean", "std")})
     return model, Preprocessor(**preprocessor)
-
-
-def _load_weights(model: TorchModule, weights: dict[str, Tensor], file: Path) -> None:
-    expected = model.state_dict()
-    errors = [f"missing: {name}" for name in expected if name not in weights]
-    errors += [f"unexpected: {name}" for name in weights if name not in expected]
-    errors += [
-        f"wrong shape: {name} {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in weights and weights[name].shape != tensor.shape
-    ]
-    if errors:
-        raise ValueError(f"{file} does not fit the model, nothing was loaded: {'; '.join(errors)}")
-    model.load_state_dict(weights)
 
 
 def tokenize(

@@ -16,6 +16,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+from tercet.terminal import printable, terminal_console
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -59,9 +61,9 @@ def is_interactive(console: Console) -> bool:
 
 def progress_console() -> Console:
     """Where progress is shown: stderr, or the output of the cell in a notebook."""
-    console = Console(file=sys.stderr)
+    console = terminal_console(file=sys.stderr)
     if console.is_jupyter and not is_interactive(console):  # lines as plain text: rich would make each an HTML block
-        return Console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=120)
+        return terminal_console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=120)
     return console
 
 
@@ -90,7 +92,7 @@ class ConsoleProgress(Progress):
         return _ConsoleBar(self, title, total)
 
     def log(self, text: str) -> None:
-        self.console.print(escape(text), highlight=False, soft_wrap=True)
+        self.console.print(escape(printable(text)), highlight=False, soft_wrap=True)
 
     def __enter__(self) -> "ConsoleProgress":
         self.rich.start()
@@ -133,7 +135,7 @@ class RunProgress(Progress):
     def log(self, text: str) -> None:
         if self._log_file is not None:
             with self._log_file.open("a", encoding="utf-8") as stream:
-                stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+                stream.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
         self._shown.log(text)
 
     def step(self, done: int, total: int, status: Mapping[str, str]) -> None:

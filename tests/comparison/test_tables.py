@@ -55,6 +55,22 @@ def test_markdown_and_latex_hold_any_name():
     assert "a|b\\_<c> & \\textbf{1 \\%} \\\\" in table.latex()
 
 
+def test_a_line_break_in_a_name_does_not_end_a_comment_or_a_row():
+    hostile = "photos\n\\input{secret}\r\u2028x"
+    table = Table(hostile, ("objective", "y"), [(hostile, [Cell(hostile)])])
+    assert table.latex().splitlines()[0] == "% photos \\input{secret}  x"
+    assert sum("photos" in line for line in table.latex().splitlines()) == 2
+    assert len(table.latex().splitlines()) == 8
+    assert len(table.markdown().splitlines()) == 5
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "\t=1"])
+def test_no_name_is_a_formula_in_a_spreadsheet(tmp_path, name):
+    lines = list(csv.DictReader(io.StringIO(runs_csv(make_results(tmp_path, {name: 1.0}, seeds=1), [name]))))
+    assert lines[0]["objective"] == f"'{name}"
+    assert float(lines[0]["rsum"]) > 0
+
+
 def test_costs_and_every_run_in_csv(results):
     costs = cost_table(results, ["good"])
     assert [cell.text for cell in costs.rows[0][1]] == ["100", "12,800", "0.001", "25 %", "1.0", "12"]

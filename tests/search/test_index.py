@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,7 +242,7 @@ def test_pipes_and_devices_are_not_read(tmp_path):
     os.mkfifo(photos / "pipe.jpg")
     (photos / "to_pipe.jpg").symlink_to(photos / "pipe.jpg")
     (photos / "endless.jpg").symlink_to("/dev/zero")
-    updated = update_index(tmp_path / "index", images_in_folder(photos), Embedder(), MODEL)
+    updated = update_index(tmp_path / "index", images_in_folder(photos, Path("/")), Embedder(), MODEL)
     assert updated.added == 1
     assert {error.rpartition(": ")[2] for error in updated.unreadable} == {"not a regular file"}
     assert len(updated.unreadable) == 2  # the links; a pipe itself is not an image file

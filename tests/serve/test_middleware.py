@@ -37,7 +37,7 @@ def local():
     return AccessMiddleware(PlainTextResponse("ok"), hosts={"localhost", "127.0.0.1", "::1", "photos.example"})
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST.:80", "127.0.0.1:8765", "[::1]", "[::1]:80"])
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST.:80", "127.0.0.1:8765", "[::1]", "[::1]:80", "10.1.2.3:80"])
 def test_known_hosts_are_accepted(local, host):
     assert status(local, host=host) == 200
 
@@ -50,6 +50,9 @@ def test_known_hosts_are_accepted(local, host):
         "127.0.0.1:1@evil.com",
         "[localhost]evil.com:80",
         "localhost:x",
+        "1.2.3.4.evil.com",
+        "0x7f000001",
+        "127.1",
         "[::1",
         "::1",
         "",

@@ -21,7 +21,7 @@ from tercet import runs
 from tercet.analysis.triplet_diagram import plane
 from tercet.search.searcher import Searcher
 from tercet.search.settings import ServeSettings
-from tercet.serve.server import access_token, access_warnings
+from tercet.serve.server import accepted_hosts, access_token
 from tests.checksums import flip_bit
 from tests.commands import tercet as tercet_
 from tests.search.small_indexes import get, model, serving, shared_index, wait_until_ready
@@ -449,18 +449,18 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
         access_token(ServeSettings())
 
 
-def test_a_server_for_others_checks_host_names_or_warns():
-    def warnings(**settings):
-        return " ".join(access_warnings(ServeSettings(host="0.0.0.0", **settings), settings.get("token")))
-
-    assert "see these images" in warnings()
-    assert "DNS rebinding" in warnings(token="sesame")
-    assert warnings(token="sesame", host_names=("photos.example",)) == ""
+def test_names_in_the_host_header():
+    local = accepted_hosts(ServeSettings())
+    assert local == {"127.0.0.1", "localhost"}
+    others = accepted_hosts(ServeSettings(host="0.0.0.0", host_names=("Photos.example.",)))
+    assert {"localhost", "photos.example", socket.gethostname().lower()} <= others
 
 
 def test_host_names_are_checked_where_others_can_connect():
-    with serving("--host", "0.0.0.0", "--host-names", "Photos.example", "--token", "x", wait=False) as (link, _):
+    """With and without a token: a page of another site whose name resolves to this machine reads nothing."""
+    with serving("--host", "0.0.0.0", "--host-names", "Photos.example", wait=False) as (link, process):
         port = urlsplit(link).port
         for host, expected in ((f"photos.example:{port}", 200), (f"127.0.0.1:{port}", 200), ("evil.example", 421)):
-            headers = {"Host": host, "Authorization": "Bearer x"}
-            assert get(f"http://127.0.0.1:{port}", "/api/about", headers=headers)[0] == expected
+            assert get(f"http://127.0.0.1:{port}", "/api/about", headers={"Host": host})[0] == expected
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert "anyone who can reach this machine can see these images" in lines[1]

@@ -18,6 +18,7 @@ from tercet.data.inspect import DatasetSummary, summarise
 from tercet.data.settings import Convert, Features, Inspect
 from tercet.data.textio import ErrorPolicy
 from tercet.progress import ConsoleProgress
+from tercet.terminal import print_lines, printable, terminal_console
 
 MAX_LISTED = 10  # errors that are printed; the rest are counted
 
@@ -27,7 +28,7 @@ def inspect(settings: Inspect) -> None:
     data = _open(settings, skip_bad=True)
     with ConsoleProgress() as progress:
         summary = summarise(data, progress)
-    _print(data, summary, Console(emoji=False))
+    _print(data, summary, terminal_console(emoji=False))
     if summary.errors:
         sys.exit(1)
 
@@ -100,9 +101,9 @@ def features(settings: Features) -> None:
 
 
 def _report(message: str, skipped: Sequence[str], warnings: list[str]) -> None:
-    print(message, *warnings, sep="\n")
+    print_lines(message, *warnings)
     if skipped:
-        print(f"Skipped {len(skipped)} invalid items:", *skipped, sep="\n  ", file=sys.stderr)
+        print_lines(f"Skipped {len(skipped)} invalid items:", *(f"  {item}" for item in skipped), to_stderr=True)
 
 
 def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
@@ -144,10 +145,8 @@ def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
 
 
 def _printable(text: str) -> str:
-    """Escape console markup and replace control characters."""
-    return escape(
-        "".join(character if character.isprintable() or character == "\t" else "\ufffd" for character in text)
-    )
+    """For a string with console markup."""
+    return escape(printable(text))
 
 
 def _range(minimum: int, middle: float, maximum: int) -> str:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tercet
 from tercet.interrupt import exit_code, stop_on_signals
@@ -37,13 +37,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         with stop_on_signals():
             command.run(_parse(arguments[0], command, arguments[1:]))
     except (ValueError, OSError) as error:
-        print(f"tercet {arguments[0]}: {error}", file=sys.stderr)
-        sys.exit(2)
+        _stop(2, f"tercet {arguments[0]}: {error}")
     except KeyboardInterrupt as error:
-        print(
-            f"tercet {arguments[0]}: stopped; finished work is kept, run the command again to resume", file=sys.stderr
+        _stop(
+            exit_code(error), f"tercet {arguments[0]}: stopped; finished work is kept, run the command again to resume"
         )
-        sys.exit(exit_code(error))
+
+
+def _stop(code: int, reason: str) -> NoReturn:
+    from tercet.terminal import print_lines
+
+    print_lines(reason, to_stderr=True)
+    sys.exit(code)
 
 
 def _parse(name: str, command: Command, arguments: list[str]) -> Any:
@@ -80,14 +85,13 @@ def _attribute(path: str) -> Any:
 
 
 def _compare(settings: Any) -> None:
-    from rich.console import Console
-
     from tercet.comparison.compare import run_comparison
+    from tercet.terminal import print_lines, terminal_console
 
-    comparison = run_comparison(settings, Console(stderr=True))
+    comparison = run_comparison(settings, terminal_console(stderr=True))
     comparison.print()
     report = comparison.save()
-    print(f"\nReport: {report}; tables (Markdown, LaTeX, CSV, JSON) and figures are in the same folder")
+    print_lines("", f"Report: {report}; tables (Markdown, LaTeX, CSV, JSON) and figures are in the same folder")
     if comparison.results.failures:
         sys.exit(1)  # finished runs were compared, but scripts must notice the failed ones
 
@@ -101,12 +105,11 @@ def _train(settings: Any) -> None:
 
 
 def _evaluate(settings: Any) -> None:
-    from rich.console import Console
-
     from tercet.cli.metrics_table import print_evaluation
+    from tercet.terminal import terminal_console
     from tercet.training.evaluate_run import evaluate_models
 
-    print_evaluation(evaluate_models(settings), Console(), legacy=settings.explain_legacy)
+    print_evaluation(evaluate_models(settings), terminal_console(), legacy=settings.explain_legacy)
 
 
 def _mine(settings: Any) -> None:
@@ -116,22 +119,20 @@ def _mine(settings: Any) -> None:
 
 
 def _analyse(settings: Any) -> None:
-    from rich.console import Console
-
     from tercet.analysis.reports.analyse import analyse
+    from tercet.terminal import print_lines, terminal_console
 
-    for file in analyse(settings, Console()):
-        print(file)
+    for file in analyse(settings, terminal_console()):
+        print_lines(str(file))
 
 
 def _doctor(settings: Any) -> None:
-    from rich.console import Console
-
     from tercet.analysis.reports.doctor_report import print_report, run_doctor
+    from tercet.terminal import print_lines, terminal_console
 
     report, page = run_doctor(settings)
-    print_report(report, Console())
-    print(f"\nPage: {page}; all numbers: doctor.json in the same folder")
+    print_report(report, terminal_console())
+    print_lines("", f"Page: {page}; all numbers: doctor.json in the same folder")
 
 
 def _data(settings: Any) -> None:
@@ -151,38 +152,35 @@ def _features(settings: Any) -> None:
 
 
 def _index(settings: Any) -> None:
-    from rich.console import Console
-
     from tercet.cli.search import index
+    from tercet.terminal import terminal_console
 
-    index(settings, Console())
+    index(settings, terminal_console())
 
 
 def _search(settings: Any) -> None:
-    from rich.console import Console
-
     from tercet.cli.search import search
+    from tercet.terminal import terminal_console
 
-    search(settings, Console())
+    search(settings, terminal_console())
 
 
 def _serve(settings: Any) -> None:
-    from rich.console import Console
+    from tercet.terminal import terminal_console
 
     try:
         from tercet.serve.server import serve
     except ImportError as error:
         raise ValueError(f"tercet serve needs {error.name}: pip install 'tercet[search]'") from error
 
-    serve(settings, Console())
+    serve(settings, terminal_console())
 
 
 def _list(settings: Any) -> None:
-    from rich.console import Console
-
     from tercet.cli.list import print_list
+    from tercet.terminal import terminal_console
 
-    print_list(settings, Console())
+    print_list(settings, terminal_console())
 
 
 def _completion(settings: Any) -> None:
@@ -197,12 +195,13 @@ def _completion(settings: Any) -> None:
 
 def _import(settings: Any) -> None:
     from tercet.inference import load_original
+    from tercet.terminal import print_lines
 
     model = load_original(settings.system, settings.file, vocabulary=settings.vocabulary, tokenizer=settings.tokenizer)
     model.save(settings.target)
-    print(f"wrote {settings.target}; load it with tercet.load({str(settings.target)!r})")
+    print_lines(f"wrote {settings.target}; load it with tercet.load({str(settings.target)!r})")
     if settings.vocabulary is None and settings.tokenizer is None:
-        print("note: without --vocabulary or --tokenizer the model embeds token ids only, not texts", file=sys.stderr)
+        print_lines("note: without --vocabulary or --tokenizer the model embeds token ids only", to_stderr=True)
 
 
 COMMANDS = {

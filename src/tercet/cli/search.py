@@ -12,10 +12,11 @@ from tercet.data.image_io import SUFFIXES
 from tercet.inference import checksum_of_weights, load
 from tercet.progress import ConsoleProgress
 from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
-from tercet.search.metadata import images_in_dataset, images_in_folder, printable
+from tercet.search.metadata import images_in_dataset, images_in_folder
 from tercet.search.searcher import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
 from tercet.search.two_stage import check_indexable, encode_for_index
+from tercet.terminal import printable
 
 MAX_PRINTED_ERRORS = 5  # unreadable.txt lists all
 
@@ -25,7 +26,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     check_indexable(retriever)
     # Absolute, so that the index works from any directory. What is not a path is the name of a generated dataset.
     source = str(Path(settings.images).resolve()) if Path(settings.images).exists() else settings.images
-    image_files = _image_files(source, settings.splits)
+    image_files = _image_files(source, settings.image_folder, settings.splits)
     model = {"path": str(settings.model.resolve()), "system": retriever.system}
     model["weights"] = checksum_of_weights(settings.model)
     with ConsoleProgress() as progress:
@@ -83,14 +84,14 @@ def results_table(hits: list[Hit]) -> Table:
     return table
 
 
-def _image_files(source: str, splits: tuple[str, ...]) -> ImagesToIndex:
+def _image_files(source: str, image_folder: Path | None, splits: tuple[str, ...]) -> ImagesToIndex:
     """Return the images of a dataset, or of a plain folder of images."""
     folder = Path(source)
     if folder.is_dir() and not any(data_format.recognise(folder) for data_format in FORMATS.values()):
         if splits:
             raise ValueError(f"{folder} is a plain folder of images and has no splits: {', '.join(splits)}")
-        image_files = images_in_folder(folder)
+        image_files = images_in_folder(folder, image_folder)
         if not image_files:
             raise ValueError(f"{folder}: no images found; supported: {', '.join(sorted(SUFFIXES))}")
         return image_files
-    return images_in_dataset(open_data(source), splits)
+    return images_in_dataset(open_data(source, images=image_folder), splits)

@@ -50,6 +50,7 @@ from tercet.plugins import find
 from tercet.progress import ConsoleProgress, progress_console
 from tercet.reporting.svg_figure import Figure
 from tercet.reporting.table_formats import Table
+from tercet.terminal import terminal_console
 from tercet.training.eval_loop import EmbeddedSplit, encode_split, tiles_of
 from tercet.training.evaluate_run import coco_ids
 from tercet.training.prepare import name_data, run_id_of
@@ -90,7 +91,7 @@ class Comparison:
         return [recalls_table(self.results, order, title), *per_protocol, *goal_tables(self.results)]
 
     def print(self, console: Console | None = None) -> None:
-        console = console or Console()
+        console = console or terminal_console()
         for table in self.tables():
             console.print(table.terminal())
             console.print()

@@ -305,8 +305,13 @@ def runs_csv(results: Results, names: Sequence[str]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({name: _csv_cell(value) for name, value in record.items()} for record in records)
     return stream.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    """A text that a spreadsheet would compute as a formula gets an apostrophe, which spreadsheets do not show."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def format_p(p: float) -> str:

@@ -17,6 +17,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
 # The formats of these suffixes, and no others: Pillow would pass PostScript on to Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_ASPECT_RATIO = 200
+MAX_BYTES = 1 << 30
 MAX_PIXELS = 100_000_000  # larger images are treated as decompression bombs
 
 
@@ -33,8 +34,11 @@ class ImageFile:
 
     def content(self) -> bytes:
         try:
-            if not stat.S_ISREG(self.path.stat().st_mode):  # a pipe would block, a device may have no end
+            status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode):  # a pipe would block, a device may have no end
                 raise ValueError(f"{self.path}: not a regular file")
+            if status.st_size > MAX_BYTES:
+                raise ValueError(f"{self.path}: {status.st_size:,} bytes: at most {MAX_BYTES:,} are allowed")
             return self.path.read_bytes()
         except OSError as error:
             raise ValueError(f"{self.path}: cannot read the file: {error.strerror}") from error

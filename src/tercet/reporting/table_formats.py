@@ -37,8 +37,8 @@ class Table:
         lines = [f"| {' | '.join(self.headings)} |", f"|---|{'---:|' * (len(self.headings) - 1)}"]
         for name, cells in self.rows:
             texts = [f"**{cell.text}**" if cell.best else cell.text for cell in cells]
-            lines.append("| " + " | ".join(text.replace("|", "\\|") for text in (name, *texts)) + " |")
-        return "\n".join([self.title, "", *lines, ""])
+            lines.append("| " + " | ".join(_one_line(text).replace("|", "\\|") for text in (name, *texts)) + " |")
+        return "\n".join([_one_line(self.title), "", *lines, ""])
 
     def latex(self) -> str:
         """A tabular with booktabs rules; the title is a comment."""
@@ -47,11 +47,16 @@ class Table:
         for name, cells in self.rows:
             texts = [f"\\textbf{{{_tex(cell.text)}}}" if cell.best else _tex(cell.text) for cell in cells]
             lines.append(" & ".join([_tex(name), *texts]) + " \\\\")
-        return "\n".join([f"% {self.title}", *lines, "\\bottomrule", "\\end{tabular}", ""])
+        return "\n".join([f"% {_one_line(self.title)}", *lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _one_line(text: str) -> str:
+    """Names come from files: a line break would end a row, or the comment that holds a title."""
+    return " ".join(text.splitlines())
 
 
 def _tex(text: str) -> str:
-    return text.translate(_TEX)
+    return _one_line(text).translate(_TEX)
 
 
 _TEX = str.maketrans(

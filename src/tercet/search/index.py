@@ -26,7 +26,7 @@ from tercet.data.textio import read_json
 from tercet.progress import SILENT, Progress
 from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.indexed_regions import REGIONS, IndexedRegions
-from tercet.search.metadata import Item, checksum_of, printable, read_items, write_items
+from tercet.search.metadata import Item, checksum_of, read_items, write_items
 from tercet.search.two_stage import IndexedVectors
 from tercet.search.vector_store import Kind, VectorStore, measure_recall, store_type
 from tercet.storage import (
@@ -40,6 +40,7 @@ from tercet.storage import (
     sync_file,
     write_manifest,
 )
+from tercet.terminal import printable
 
 MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
 GENERATION = re.compile(r"generation_\d{6}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from tercet.data.dataset import DataSet
 from tercet.data.formats import open_data
+from tercet.data.formats.builder import is_below, outside
 from tercet.data.image_io import SUFFIXES, ImageFile, ImageSource
 
 
@@ -24,11 +26,6 @@ class Item:
     modified: int | None
     """Modification time of the file in nanoseconds; None inside a data file."""
     checksum: str
-
-
-def printable(name: str) -> str:
-    """Return the name on one line and in valid UTF-8, whatever characters a file name has."""
-    return name.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n").replace("\r", "\\r")
 
 
 def checksum_of(content: bytes) -> str:
@@ -54,11 +51,33 @@ def read_items(file: Path) -> list[Item]:
     return items
 
 
-def images_in_folder(folder: Path) -> dict[str, tuple[ImageFile, tuple[str, ...]]]:
-    """Return every image below a folder, sorted by path. Broken links are included: opening them reports the error."""
+@dataclass(frozen=True)
+class RefusedImage:
+    """An image that is not read; the reason is reported where it would be."""
+
+    reason: str
+
+    def content(self) -> bytes:
+        raise ValueError(self.reason)
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def images_in_folder(folder: Path, image_folder: Path | None = None) -> dict[str, tuple[ImageSource, tuple[str, ...]]]:
+    """Return every image below a folder, sorted by path. Broken links are included: opening them reports the error.
+
+    So are links to files that are neither below this folder nor below `image_folder`: they are not read.
+    """
     candidates = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     paths = sorted(path for path in candidates if path.is_file() or path.is_symlink())
-    return {str(path.resolve()): (ImageFile(path), ()) for path in paths}
+    roots = [os.path.realpath(root) for root in (folder, image_folder) if root is not None]
+    images: dict[str, tuple[ImageSource, tuple[str, ...]]] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        allowed = any(is_below(real, root) for root in roots)
+        images[real] = (ImageFile(path) if allowed else RefusedImage(outside(str(path), real, folder)), ())
+    return images
 
 
 def images_in_dataset(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tuple[ImageSource, tuple[str, ...]]]:

@@ -19,6 +19,9 @@ class IndexSettings:
     """Run folder or saved model that takes images."""
     images: str = "."
     """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions."""
+    image_folder: Path | None = None
+    """Image folder of a dataset, if it is not beside it. Images that are neither below it nor below --images, such as
+    by a symbolic link, are not read."""
     splits: tuple[str, ...] = ()
     """Splits of a dataset to index; all if none is given."""
     out: Path = Path("index")
@@ -67,8 +70,8 @@ class ServeSettings:
     port: int = 8765
     """Port to listen on; 0 picks a free one."""
     host_names: tuple[str, ...] = ()
-    """With a --host that others can reach: the names and addresses in links to this server. Other Host headers are
-    rejected, which prevents DNS rebinding."""
+    """Further names in links to this server, such as that of a proxy. Other names in the Host header are rejected,
+    which prevents DNS rebinding; addresses, localhost, --host and the name of this machine are accepted."""
     token: str | None = None
     """Access token that clients must send; the printed link contains it. Other users of this machine see arguments of
     commands: --token-file or the environment variable TERCET_TOKEN hide it."""

@@ -48,9 +48,10 @@ class SecurityHeadersMiddleware:
 class AccessMiddleware:
     """Answers requests that are not allowed, before the application sees them.
 
-    `hosts` are the accepted Host headers (None: any), which prevents DNS rebinding: a page of another site whose name
-    resolves to this machine is rejected. With a `token`, clients send it in the link, a bearer header or a cookie;
-    after MAX_WRONG_TOKENS different wrong ones, those of the same network are not compared for a while.
+    `hosts` are the names that are accepted in the Host header, besides addresses (None: any). This prevents DNS
+    rebinding: a page of another site whose name resolves to this machine is rejected. With a `token`, clients send it
+    in the link, a bearer header or a cookie; after MAX_WRONG_TOKENS different wrong ones, those of the same network are
+    not compared for a while.
     Starlette's TrustedHostMiddleware is not used: its answer is plain text, and the API's errors are JSON.
     """
 
@@ -64,8 +65,9 @@ class AccessMiddleware:
 
     def _answer(self, request: Request) -> Response | None:
         """Return None if the request is for the application."""
-        if self.hosts is not None and _host_name(request) not in self.hosts:
-            return _error(421, f"the Host header must be one of {', '.join(sorted(self.hosts))}")
+        if self.hosts is not None and not _is_accepted(_host_name(request), self.hosts):
+            known = ", ".join(sorted(self.hosts))
+            return _error(421, f"the Host header must be an address or one of {known}; --host-names adds others")
         if _is_cross_site(request):
             return _error(403, "requests from pages of other sites are not allowed")
         if not _is_utf8(request):
@@ -113,6 +115,13 @@ def _host_name(request: Request) -> str | None:
     """Return the name in the Host header, without port; None if the header is malformed."""
     match = HOST.fullmatch(request.headers.get("host", ""))
     return match["name"].strip("[]").lower().rstrip(".") if match else None
+
+
+def _is_accepted(host: str | None, names: Collection[str]) -> bool:
+    """An address in place of a name cannot come from DNS."""
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host or ""))
+    return host in names
 
 
 def _is_cross_site(request: Request) -> bool:

@@ -17,7 +17,6 @@ from tercet.serve.app import application
 from tercet.serve.connections import LimitedH11Protocol
 from tercet.serve.limits import MAX_CONNECTIONS, SHUTDOWN_TIMEOUT_SECONDS
 
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 TOKEN_VARIABLE = "TERCET_TOKEN"
 
 
@@ -33,22 +32,16 @@ def serve(settings: ServeSettings, console: Console) -> None:
         if settings.runs != ServeSettings.runs:
             raise ValueError(f"--runs {settings.runs}: no such folder")
     with bind(settings.host, settings.port) as listener:
-        local_only = _is_loopback(settings.host)
-        hosts = {name.strip("[]").lower().rstrip(".") for name in (settings.host, *settings.host_names)}
-        app = application(
-            list(settings.indexes),
-            runs,
-            hosts=hosts.union(LOOPBACK_HOSTS) if local_only or settings.host_names else None,
-            token=token,
-        )
+        app = application(list(settings.indexes), runs, hosts=accepted_hosts(settings), token=token)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host}:{listener.getsockname()[1]}/"
         if token is not None:
             url += f"?token={quote(token, safe='')}"
         for line in (url, _summary(settings, runs)):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        for warning in [] if local_only else access_warnings(settings, token):
-            console.print(f"Warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+        if token is None and not _is_loopback(settings.host):
+            warning = "Warning: anyone who can reach this machine can see these images; set a token to require it"
+            console.print(warning, style="yellow", markup=False, soft_wrap=True)
         config = uvicorn.Config(
             app,
             http=LimitedH11Protocol,
@@ -82,17 +75,11 @@ def access_token(settings: ServeSettings) -> str | None:
     return token
 
 
-def access_warnings(settings: ServeSettings, token: str | None) -> list[str]:
-    """Return what is open to others if they can reach this server."""
-    warnings = []
-    if token is None:
-        warnings.append("anyone who can reach this machine can see these images; set a token to require it")
-    if not settings.host_names:
-        warnings.append(
-            "any Host header is accepted, so that a web page could read these images through a visitor's browser (DNS "
-            "rebinding); set --host-names to the names in links to this server"
-        )
-    return warnings
+def accepted_hosts(settings: ServeSettings) -> set[str]:
+    """Names in links to this server: those of this machine and --host-names. Addresses are accepted anyway."""
+    own = () if _is_loopback(settings.host) else (socket.gethostname(),)
+    names = ("localhost", settings.host, *own, *settings.host_names)
+    return {name.strip("[]").lower().rstrip(".") for name in names}
 
 
 def _limit_threads() -> None:

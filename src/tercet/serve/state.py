@@ -1,7 +1,6 @@
 """State shared by the routes: the loaded indexes, thumbnails, the run listing and the worker pools."""
 
 import io
-import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from tercet.serve.limits import (
 )
 from tercet.serve.params import unavailable
 from tercet.serve.run_listing import RunListing
+from tercet.terminal import print_lines
 
 ImageSize = Literal["small", "large"]
 IMAGE_SIZES: dict[ImageSize, int] = {"small": 320, "large": 1280}  # pixels of the longer side
@@ -135,7 +135,7 @@ class LoadedIndex:
             self._source = IndexedImages(searcher.index.manifest.get("source"))
             self._searcher = searcher
         except Exception as error:  # the other indexes are served all the same
-            print(f"{self.name}: {error or type(error).__name__}", file=sys.stderr, flush=True)
+            print_lines(f"{self.name}: {error or type(error).__name__}", to_stderr=True)
             # The error itself may contain paths of this machine.
             self._error = "could not be opened; the terminal of the server shows the error"
 

@@ -1,7 +1,6 @@
 """`tercet mine`: mine hard negatives with a trained model; and mining again during training (--mine-every)."""
 
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from tercet.mining.mine import MiningConfig, mine
 from tercet.progress import ConsoleProgress
 from tercet.similarity import SplitScorer, split_scorer
 from tercet.storage import atomic_path, is_intact, seal, sha256_of
+from tercet.terminal import print_lines
 from tercet.training import runtime
 from tercet.training.eval_loop import encode_split
 from tercet.training.evaluate_run import preprocess_split
@@ -57,13 +57,13 @@ def mine_table(settings: MineSettings) -> MinedTable:
         make_scorer = partial(cached_scorer, retriever.model, data, log=progress.log)
         mined = mine(make_scorer, data, target, config, model, shortlist=shortlist, progress=progress)
     table = open_mined(target, data)
-    print(f"{target} {'written' if mined else 'already exists'}: {_summary(table)}")
+    print_lines(f"{target} {'written' if mined else 'already exists'}: {_summary(table)}")
     empty = count_empty_lists(target)
     if any(empty.values()):
-        print(
+        print_lines(
             f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: training "
             "will refuse this table; mine again with weaker filters",
-            file=sys.stderr,
+            to_stderr=True,
         )
     return table
 

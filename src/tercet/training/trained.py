@@ -10,6 +10,7 @@ from rich.console import Console
 from tercet import runs
 from tercet.names import is_in_memory, short_name
 from tercet.reporting.table_formats import Cell, Table
+from tercet.terminal import terminal_console
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "median rank", "meanr": "mean rank", "map5": "mAP@5"}
 
@@ -45,7 +46,7 @@ class Trained:
         return [metrics_table(self.metrics, title)] if self.metrics else []
 
     def print(self, console: Console | None = None) -> None:
-        console = console or Console()
+        console = console or terminal_console()
         for table in self.tables():
             console.print(table.terminal())
         console.print(f"\n{self._note()}", soft_wrap=True, highlight=False, markup=False)

@@ -1,6 +1,8 @@
 """Builds splits from the images and captions that a reader yields, and locates image files."""
 
+import contextlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,36 +17,79 @@ DEFAULT_SPLIT = "all"  # the split of data without split names
 
 
 class ImageFolder:
-    """The image folder: the given one, or the best of the candidates, or none. Every image must be in it."""
+    """The image folder: the given one, or the best of the candidates, or none. Every image must be in it.
 
-    def __init__(self, given: Path | None, candidates: Iterable[Path], names: Iterable[str]) -> None:
+    Names come from data that may have been downloaded: a file that is neither below the given folder nor below a
+    candidate is refused, whether `..`, an absolute path or a symbolic link leads there. `anywhere`: for names from the
+    user's own program.
+    """
+
+    def __init__(
+        self, given: Path | None, candidates: Iterable[Path], names: Iterable[str], *, anywhere: bool = False
+    ) -> None:
         if given is not None and not given.is_dir():
             raise ValueError(f"{given}: no such image folder")
-        self._listed: dict[Path, set[str]] = {}
+        self._listed: dict[Path, _Listing] = {}
+        self._anywhere, candidates = anywhere, list(candidates)
         self.folder = (
             given if given is not None else self._best(candidates, list(itertools.islice(names, PROBED_IMAGES)))
         )
+        self._candidates = candidates
+        roots = candidates if given is None else [given, *candidates]
+        self._roots = [os.path.realpath(root) for root in roots]
 
-    def _best(self, candidates: Iterable[Path], names: list[str]) -> Path | None:
+    def _best(self, candidates: list[Path], names: list[str]) -> Path | None:
         """The candidate that holds most of the probed images, or None. Missing images are reported later."""
-        counts = {folder: sum(self._contains(folder, name) for name in names) for folder in candidates}
+        counts = {folder: sum(self._listing(folder / name).holds(name) for name in names) for folder in candidates}
         best = max(counts, key=lambda folder: counts[folder], default=None)
         return best if best is not None and counts[best] else None
 
-    def find(self, name: str) -> ImageFile | None:
-        """The image file of this name, or None."""
+    def find(self, name: str) -> ImageFile:
+        """The image file of this name; `ValueError` if there is none, or if it is outside the folders."""
         assert self.folder is not None
-        return ImageFile(self.folder / name) if self._contains(self.folder, name) else None
+        # A name with .. cannot be relative to a folder that contains the image: it is relative to the data.
+        folders = [self.folder, *(self._candidates if ".." in Path(name).parts else ())]
+        path = next((folder / name for folder in folders if self._listing(folder / name).holds(name)), None)
+        if path is None:
+            raise ValueError(f"no image file {name} in {self.folder}")
+        real = self._listing(path).real_path(path)
+        if not self._anywhere and not any(is_below(real, root) for root in self._roots):
+            raise ValueError(outside(name, real, self.folder))
+        return ImageFile(path)
 
-    def _contains(self, folder: Path, name: str) -> bool:
-        """Lists each folder once, which is much faster than one system call per file."""
-        path = folder / name
+    def _listing(self, path: Path) -> "_Listing":
+        """The folder of this path, listed once: much faster than one system call per file."""
         if path.parent not in self._listed:
-            try:
-                self._listed[path.parent] = {entry.name for entry in path.parent.iterdir()}
-            except OSError:  # no such folder, or an invalid name
-                self._listed[path.parent] = set()
-        return path.name in self._listed[path.parent]
+            self._listed[path.parent] = _Listing(path.parent)
+        return self._listed[path.parent]
+
+
+class _Listing:
+    """The names in a folder, and which of them are symbolic links."""
+
+    def __init__(self, folder: Path) -> None:
+        self._links: dict[str, bool] = {}
+        with contextlib.suppress(OSError, ValueError), os.scandir(folder) as entries:  # no such folder, invalid name
+            self._links = {entry.name: entry.is_symlink() for entry in entries}
+        self._real_folder = os.path.realpath(folder) if self._links else ""
+
+    def holds(self, name: str) -> bool:
+        return Path(name).name in self._links
+
+    def real_path(self, path: Path) -> str:
+        return os.path.realpath(path) if self._links[path.name] else os.path.join(self._real_folder, path.name)
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is below a folder; both without links and `..`, as of `os.path.realpath`."""
+    return path.startswith(os.path.join(folder, ""))
+
+
+def outside(name: str, real_path: str, folder: Path) -> str:
+    """The message for an image that is outside the folders where images may be."""
+    path = name if Path(name) == Path(real_path) else f"{name} ({real_path})"
+    how = "name a folder that contains all images with --images (tercet index: --image-folder)"
+    return f"the image {path} is outside {folder}: to allow it, {how}"
 
 
 def candidate_folders(path: Path) -> list[Path]:
@@ -110,11 +155,10 @@ class DatasetBuilder:
     def _image_files(self, split: str, folder: ImageFolder) -> dict[str, ImageSource]:
         image_files: dict[str, ImageSource] = {}
         for image in self.captions[split]:
-            image_file = folder.find(image)
-            if image_file is None:
-                self.errors.report(self.locations[split, image], f"no image file {image} in {folder.folder}")
-            else:
-                image_files[image] = image_file
+            try:
+                image_files[image] = folder.find(image)
+            except ValueError as error:
+                self.errors.report(self.locations[split, image], str(error))
         return image_files
 
 

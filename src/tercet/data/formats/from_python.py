@@ -40,7 +40,7 @@ def read_object(given: Any, images: Path | None, errors: ErrorPolicy) -> DataSet
     for row in _rows(given, DEFAULT_SPLIT, kind):
         _add(row, builder, embedded)
     here = Path.cwd()
-    folder = ImageFolder(images, [here, here / "images"], builder.images())
+    folder = ImageFolder(images, [here, here / "images"], builder.images(), anywhere=True)
     # Without images there would be nothing to train on: a missing file is an error, also if all are missing.
     folder.folder = None if embedded else folder.folder or here
     splits = {name: _with_images(name, split, embedded, kind) for name, split in builder.splits(folder).items()}

@@ -6,6 +6,7 @@ larger than memory, convert to a precomp folder.
 """
 
 import json
+import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,15 @@ import numpy as np
 
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
 from tercet.data.feature_array import BLOCK_BYTES, FeatureArray
-from tercet.data.formats.builder import DEFAULT_SPLIT, DatasetBuilder, ImageFolder, candidate_folders, split_in_name
+from tercet.data.formats.builder import (
+    DEFAULT_SPLIT,
+    DatasetBuilder,
+    ImageFolder,
+    candidate_folders,
+    is_below,
+    outside,
+    split_in_name,
+)
 from tercet.data.image_io import ImageFile, ImageFiles, ImageSource
 from tercet.data.textio import ErrorPolicy
 from tercet.progress import NO_BAR, Bar
@@ -41,7 +50,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
-    builder, stored = DatasetBuilder(errors), _Stored()
+    builder, stored = DatasetBuilder(errors), _Stored(images)
     for file in files_of(path):
         _read_file(file, _split_of(file, path), builder, stored)
     folder = ImageFolder(images, candidate_folders(path), builder.images())
@@ -59,15 +68,25 @@ class StoredImage:
     group: int
     row: int
     column: str
+    images: Path | None = None
+    """The image folder, for cells that hold only a path."""
 
     def content(self) -> bytes:
         cell = _row_group(self.file, self.group, (self.column,)).column(0)[self.row].as_py()
         content = cell.get("bytes") if isinstance(cell, dict) else cell
         if content is None and isinstance(cell, dict) and cell.get("path"):
-            return ImageFile(self.file.parent / cell["path"]).content()  # Hugging Face may store only the path
+            return self._file(str(cell["path"])).content()  # Hugging Face may store only the path
         if content is None:
             raise ValueError(f"{self}: no image in the cell")
         return bytes(content)
+
+    def _file(self, name: str) -> ImageFile:
+        """The file that the cell names, below the folder of the data or the image folder."""
+        path, real = self.file.parent / name, os.path.realpath(self.file.parent / name)
+        roots = [self.file.parent, *([] if self.images is None else [self.images])]
+        if not any(is_below(real, os.path.realpath(root)) for root in roots):
+            raise ValueError(f"{self}: {outside(name, real, roots[-1])}")
+        return ImageFile(path)
 
     def __str__(self) -> str:
         return _location(self.file, self.group, self.row)
@@ -77,6 +96,8 @@ class StoredImage:
 class _Stored:
     """Embedded images and feature columns by (split, image)."""
 
+    images: Path | None
+    """The image folder, if one is given."""
     image_files: dict[tuple[str, str], ImageSource] = field(default_factory=dict)
     features: dict[str, dict[tuple[str, str], Any]] = field(default_factory=dict)
     """Column -> features of each image: one row, or for caption_features one row per caption."""
@@ -171,11 +192,10 @@ def _read_row_group(
         key = (SPLIT_NAMES.get(str(row_split).lower(), row_split), name)
         if columns.shapes and any(key in known for known in stored.features.values()):
             raise ValueError(f"{location}: duplicate image {name}: a file with features needs one row per image")
-        if (
-            columns.embedded
-            and key in stored.image_files
-            and not _same_image(stored.image_files[key], file, group, row, columns)
-        ):
+        image = StoredImage(file, group, row, columns.image, stored.images)
+        # With one row per pair, the image is repeated. Only images of equal names are compared.
+        known = stored.image_files.get(key) if columns.embedded else None
+        if known is not None and known.content() != image.content():
             builder.errors.report(location, f"a different image with the name {name} came before")
             continue
         if not builder.add(row_split, name, texts, location):
@@ -185,12 +205,7 @@ def _read_row_group(
         for column, rows in features.items():
             stored.features.setdefault(column, {})[key] = rows[row]
         if columns.embedded:
-            stored.image_files.setdefault(key, StoredImage(file, group, row, columns.image))
-
-
-def _same_image(known: ImageSource, file: Path, group: int, row: int, columns: _Columns) -> bool:
-    """With one row per pair, the image is repeated. Only images of equal names are compared."""
-    return known.content() == StoredImage(file, group, row, columns.image).content()
+            stored.image_files.setdefault(key, image)
 
 
 def _features(file: Path, group: int, name: str, table: Any, shape: list[int], cells: list[Any]) -> list[Any]:

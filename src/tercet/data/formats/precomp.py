@@ -347,15 +347,17 @@ def _image_files(
     if images is None:
         return None
     folder, mapping = ImageFolder(images, (), ()), _id_mapping(path)
-    image_files = [folder.find(mapping.get(name, name)) for name in layout.names]
-    for image, image_file in enumerate(image_files):
-        if image_file is None and kept[image]:
-            name = layout.names[image]
-            errors.report(f"{path / stem}_ids.txt", f"no image file {mapping.get(name, name)} in {images}")
-            kept[image] = False
-    return ImageFiles(
-        [image_file for image_file, keep in zip(image_files, kept, strict=True) if keep and image_file is not None]
-    )
+    image_files = []
+    for image, name in enumerate(layout.names):
+        try:
+            found = folder.find(mapping.get(name, name))
+        except ValueError as error:
+            if kept[image]:
+                errors.report(f"{path / stem}_ids.txt", str(error))
+                kept[image] = False
+        else:
+            image_files += [found] if kept[image] else []
+    return ImageFiles(image_files)
 
 
 def _id_mapping(path: Path) -> dict[str, str]:
