@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         _stop(2, f"tercet {arguments[0]}: {error}")
     except KeyboardInterrupt as error:
-        _stop(
+        reason = "stopped; finished work is kept, run the command again to resume"
+        _stop(exit_code(error), f"tercet {arguments[0]}: {reason}")
             exit_code(error), f"tercet {arguments[0]}: stopped; finished work is kept, run the command again to resume"
         )
 

@@ -1,6 +1,6 @@
 """Build a model for stored weights: a configuration asks for no more memory than the weights need.
 
-The configuration of a saved model may have been written by anybody. Two sizes of 100,000 would take 40 GB before the
+The configuration of a saved model may come from an untrusted source. Two sizes of 100,000 would take 40 GB before the
 first weight is read, and ten million layers would never be done.
 """
 
