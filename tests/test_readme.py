@@ -10,7 +10,8 @@ README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
 
-def test_snippets_run():
+def test_snippets_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(snippets) >= 2
     exec("\n".join(snippets), {})

@@ -17,7 +17,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import DTypeLike
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of run folders, saved models, checkpoints, indexes, features and mined tables."""
 LOCK = ".lock"
 TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")  # .NAME.PID.tmp

@@ -75,7 +75,7 @@ def test_the_final_decides_and_every_variant_gets_the_same_budget(tmp_path):
     curve = Curve(tmp_path, better_when_longer)
     plans = {"nt-xent": planned(epochs=12), "triplet": planned("triplet", epochs=12)}
     tuned = tune(plans, CompareSettings(), curve)
-    assert [search.chosen for (search,) in tuned.values()] == [5.48e-4, 5.48e-4]
+    assert [search.chosen for (search,) in tuned.values()] == [1e-3, 1e-3]
     seeds = {name: [t.settings.seed for t in curve.trials if t.variant.name == name] for name in plans}
     assert seeds["nt-xent"] == seeds["triplet"] == [SCREENING_SEED] * 5 + [FINAL_SEED] * 2
     assert {t.settings.epochs for t in curve.trials if t.settings.seed == SCREENING_SEED} == {2}

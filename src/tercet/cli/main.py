@@ -41,8 +41,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as error:
         reason = "stopped; finished work is kept, run the command again to resume"
         _stop(exit_code(error), f"tercet {arguments[0]}: {reason}")
-            exit_code(error), f"tercet {arguments[0]}: stopped; finished work is kept, run the command again to resume"
-        )
 
 
 def _stop(code: int, reason: str) -> NoReturn:

@@ -3,10 +3,11 @@
 The learning rate is tuned by successive halving. Screening: short runs at the starting rates, then two more, each next
 to the best so far: beyond it while an end of the range wins, else between it and its better neighbor. Final: two rates
 again, with three times the epochs and another seed; the better one is used. A short run has the whole schedule,
-shortened. Short runs favor high rates, with which a reported run would overfit: the two are the lowest rate that is
-nearly as good as the best, and the next lower one. `--tune full` then tunes the objective's own constant (temperature,
-tau or margin) in the same way, and last the number of epochs. Trials have no test split: they are never evaluated on
-it.
+shortened. The two are the best, unless several are nearly as good: short runs favor high rates, with which a reported
+run would overfit, so they are then the lowest of these and the next lower one.
+
+`--tune full` continues with the objective's own constant (temperature, tau or margin) in the same way, and then the
+number of epochs. Trials have no test split: they are never evaluated on it.
 """
 
 import math
@@ -171,17 +172,17 @@ def next_value(tried: Values) -> float:
 def finalists(setting: str, tried: Values) -> list[float]:
     """The values that are tried again in longer runs.
 
+    >>> finalists("learning_rate", {0.001: 150.0, 0.003: 200.0, 0.009: 170.0})
+    [0.009, 0.003]
     >>> finalists("learning_rate", {0.001: 370.0, 0.003: 400.0, 0.009: 402.0})
     [0.001, 0.003]
-    >>> finalists("tau", {5.0: 370.0, 10.0: 402.0, 20.0: 400.0})
-    [20.0, 10.0]
     """
-    if setting != "learning_rate":
+    rates, best = sorted(tried), max(tried.values())
+    nearly_best = [rate for rate in rates if tried[rate] >= NEARLY * best]
+    if setting != "learning_rate" or len(nearly_best) == 1 or nearly_best[0] == rates[0]:
         return sorted(tried, key=tried.__getitem__)[-FINALISTS:]
-    rates = sorted(tried)
-    nearly_best = next(rate for rate in rates if tried[rate] >= NEARLY * max(tried.values()))
-    last = max(rates.index(nearly_best), 1)
-    return rates[last - 1 : last + 1]
+    lowest = rates.index(nearly_best[0])
+    return rates[lowest - 1 : lowest + 1]
 
 
 def starting_values(plan: PlannedRun, setting: str, factors: Sequence[float]) -> list[float]:
