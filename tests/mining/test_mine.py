@@ -18,6 +18,7 @@ from tercet.mining import mine as module
 from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import MiningConfig, mine
 from tercet.similarity import SplitScorer, dot_product_scorer
+from tests.checksums import record_again
 from tests.objectives.test_goldens import golden
 
 MODEL = {"system": "heads", "weights": "abc"}
@@ -226,21 +227,26 @@ def test_damaged_tables_are_refused(tmp_path):
     altered = original.copy()
     altered[0, 0], altered[0, 1] = original[0, 1], original[0, 0]
     np.save(tmp_path / "table" / "i2t.npy", altered)
-    with pytest.raises(ValueError, match="checksum mismatch"):
+    with pytest.raises(ValueError, match=r"i2t\.npy is missing or was changed: remove the table and mine again"):
         open_mined(tmp_path / "table", w.data)
     np.save(tmp_path / "table" / "i2t.npy", original[:, :4])
+    record_again(tmp_path / "table" / "mined.json")
     with pytest.raises(ValueError, match=r"differs from shape \(23, 5\) of its similarities"):
         open_mined(tmp_path / "table", w.data)
     np.save(tmp_path / "table" / "i2t.npy", np.zeros((23, 5), dtype=np.int64))
+    record_again(tmp_path / "table" / "mined.json")
     with pytest.raises(ValueError, match=r"i2t.npy: expected int32 of shape \(row k\), got int64"):
         open_mined(tmp_path / "table", w.data)
     np.save(tmp_path / "table" / "i2t.npy", np.full((23, 5), 61, dtype=np.int32))
+    record_again(tmp_path / "table" / "mined.json")
     with pytest.raises(ValueError, match="expected caption indices from -1 to 60"):
         open_mined(tmp_path / "table", w.data)
     np.save(tmp_path / "table" / "i2t.npy", np.zeros((22, 5), dtype=np.int32))
+    record_again(tmp_path / "table" / "mined.json")
     with pytest.raises(ValueError, match=r"shape \(22, 5\) differs"):
         open_mined(tmp_path / "table", w.data)
     (tmp_path / "table" / "i2t.npy").write_bytes(b"no array")
+    record_again(tmp_path / "table" / "mined.json")
     with pytest.raises(ValueError, match="not a readable"):
         open_mined(tmp_path / "table", w.data)
     (tmp_path / "table" / "mined.json").write_text("{}")

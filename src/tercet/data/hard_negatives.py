@@ -18,10 +18,11 @@ from torch import Tensor
 from tercet.data.dataset import PairedData
 from tercet.data.feature_array import map_array
 from tercet.data.textio import read_json
-from tercet.storage import checked_manifest, sha256_of
+from tercet.storage import CHECKSUMS, check_checksums, checked_manifest, sha256_of
 
 MANIFEST, I2T, T2I = "mined.json", "i2t", "t2i"
 PAIRS = "filter_pairs.csv"  # copy of the --filter-pairs file
+REMEDY = "remove the table and mine again"
 CAPTIONS, IMAGES = 2000, 400  # list lengths, as published
 
 Sampling = Literal["uniform", "normal", "similarity"]
@@ -50,8 +51,10 @@ def open_mined(folder: str | Path, data: PairedData) -> MinedTable:
     if not (folder / MANIFEST).is_file():
         files = [_authors_file(folder, direction) for direction in (I2T, T2I)]
     else:
-        if _manifest(folder)["data"]["pairing"] != data.pairing():
+        manifest = _manifest(folder)
+        if manifest["data"]["pairing"] != data.pairing():
             raise ValueError(f"{folder} was mined from another dataset than {data.name}: captions or images differ")
+        check_checksums(folder, manifest.get(CHECKSUMS), folder / MANIFEST, REMEDY)
         files = [folder / f"{direction}.npy" for direction in (I2T, T2I)]
         similarities = [
             map_array(folder / f"{direction}_similarity.npy", ["row k"], [np.float32]) for direction in (I2T, T2I)
@@ -66,14 +69,12 @@ def open_mined(folder: str | Path, data: PairedData) -> MinedTable:
             )
     _check_rows(captions, files[0], len(data.images), len(data.owners), "image", "caption")
     _check_rows(images, files[1], len(data.owners), len(data.images), "caption", "image")
-    if (folder / MANIFEST).is_file() and sha256_of(table_files(folder))[:16] != checksum:
-        raise ValueError(f"{folder}: checksum mismatch: the files were changed or damaged after mining")
     return MinedTable(captions, images, str(folder), checksum, *similarities)
 
 
-def table_files(folder: Path) -> list[Path]:
-    """The files of a table, in the order in which the checksum reads them."""
-    return [folder / f"{direction}{suffix}.npy" for direction in (I2T, T2I) for suffix in ("", "_similarity")]
+def table_files() -> list[str]:
+    """The names of the files of a table."""
+    return [f"{direction}{suffix}.npy" for direction in (I2T, T2I) for suffix in ("", "_similarity")]
 
 
 def filters_of(folder: str | Path) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         valid = False
     if not valid:
         raise ValueError(f"{folder / MANIFEST}: not the manifest of a mined table")
-    return checked_manifest(manifest, folder / MANIFEST, "mine again")
+    return checked_manifest(manifest, folder / MANIFEST, REMEDY)
 
 
 def _authors_file(folder: Path, direction: str) -> Path:

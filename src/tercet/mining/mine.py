@@ -5,6 +5,7 @@ written to disk; the lists of the captions are final after the last block. Their
 with the index of the next block and the checksums of what is on disk: what is damaged is mined again.
 """
 
+import hashlib
 import json
 import math
 import shutil
@@ -20,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.data.dataset import PairedData
-from tercet.data.hard_negatives import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, T2I, MinedTable, table_files
+from tercet.data.hard_negatives import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, REMEDY, T2I, MinedTable, table_files
 from tercet.data.textio import read_json
 from tercet.interrupt import Interrupt
 from tercet.mining.filters import ExcludedPairs, FalseNegativeFilters, excluded_counts, similarity_caps
@@ -30,10 +31,12 @@ from tercet.mining.topk import RunningTopK
 from tercet.progress import SILENT, Progress
 from tercet.similarity import SplitScorer
 from tercet.storage import (
+    CHECKSUMS,
     FORMAT_VERSION,
     LOCK,
     atomic_path,
     checked_manifest,
+    checksums_of,
     resumable_directory,
     seal,
     sealed_content,
@@ -230,7 +233,7 @@ def check_manifest(manifest: dict[str, Any], folder: Path) -> None:
     """Raise ValueError unless the table in `folder`, finished or not, is of the same model, data and config."""
     if not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder} exists and is not a mined table; nothing is overwritten")
-    existing = checked_manifest(read_json(folder / MANIFEST), folder / MANIFEST, f"remove {folder} and mine again")
+    existing = checked_manifest(read_json(folder / MANIFEST), folder / MANIFEST, REMEDY)
     # Data first: the checksum of the data that the model reads ("data_checksum") is stored under "model".
     for section, description in (("data", "other data"), ("model", "another model"), ("config", "other settings")):
         old, new = existing.get(section) or {}, manifest[section]
@@ -251,9 +254,10 @@ def _count_empty(folder: Path) -> dict[str, int]:
 
 
 def finalize(unfinished: Path, manifest: dict[str, Any]) -> None:
-    """Write the manifest with a checksum of all lists and delete temporary files."""
-    lists = table_files(unfinished)
-    write_manifest(unfinished / MANIFEST, manifest | {"checksum": sha256_of(lists)[:16]})
+    """Write the manifest with the checksums of all lists and delete temporary files."""
+    checksums = checksums_of(unfinished, table_files())
+    identity = hashlib.sha256("".join(checksums.values()).encode()).hexdigest()[:16]
+    write_manifest(unfinished / MANIFEST, manifest | {"checksum": identity, CHECKSUMS: checksums})
     for file in unfinished.iterdir():
-        if file not in lists and file.name not in (MANIFEST, PAIRS, LOCK):
+        if file.name not in (*checksums, MANIFEST, PAIRS, LOCK):
             file.unlink()
