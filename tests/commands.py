@@ -19,8 +19,10 @@ class Done(NamedTuple):
     stderr: str
 
 
-def tercet(*arguments, cwd=None) -> Done:
-    """Run a command in a folder. It sees no file that an earlier command trusted or imported, as a new process."""
+def tercet(*arguments, cwd=None, check=False) -> Done:
+    """Run a command in a folder; with `check`, it must succeed. It sees no file that an earlier command trusted or
+    imported, as a new process.
+    """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), inside(cwd), nothing_trusted():
         try:
@@ -29,6 +31,7 @@ def tercet(*arguments, cwd=None) -> Done:
         except SystemExit as stop:
             code = stop.code or 0
     assert isinstance(code, int), code
+    assert not (check and code), err.getvalue()
     return Done(code, out.getvalue(), err.getvalue())
 
 

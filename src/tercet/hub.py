@@ -1,4 +1,4 @@
-"""Names on the Hugging Face hub: without a connection, an error within seconds."""
+"""Names on the Hugging Face hub: without a connection, an error within seconds. Code from the hub is never run."""
 
 import os
 import socket
@@ -27,6 +27,27 @@ def hub_options(name: str) -> dict[str, Any]:
         f"{name!r} is neither a folder here nor in the local cache of Hugging Face models, and the hub cannot be "
         "reached: give the path of a downloaded model"
     )
+
+
+def pretrained_config(name: str) -> Any:
+    """The configuration of a model in a folder or on the hub."""
+    from transformers import AutoConfig
+
+    return without_code(AutoConfig.from_pretrained(name, trust_remote_code=False, **hub_options(name)))
+
+
+def without_code(config: Any) -> Any:
+    """The same configuration; `ValueError` if it names attention kernels on the hub, which are code.
+
+    `trust_remote_code=False` does not cover them.
+    """
+    attention = getattr(config, "_attn_implementation", None)
+    if isinstance(attention, str) and "/" in attention:
+        raise ValueError(f"its configuration names code on the hub, which is not run: attn_implementation {attention}")
+    for part in vars(config).values():
+        if hasattr(part, "_attn_implementation"):  # of a tower
+            without_code(part)
+    return config
 
 
 @cache

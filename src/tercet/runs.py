@@ -326,8 +326,11 @@ def _entries(root: Path) -> list[Path]:
 def read_ranks(run: Path) -> dict[str, np.ndarray]:
     content = _read(run, RANKS)
     try:
-        with np.load(io.BytesIO(content)) as arrays:
-            return dict(arrays)
+        with np.load(io.BytesIO(content)) as archive:
+            arrays = dict(archive)
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("a file in it is not an array")
+        return arrays
     except Exception as error:  # zipfile, zlib and numpy raise exceptions of many kinds for damaged files
         raise ValueError(f"{run / RANKS} is damaged or missing: {_remedy(run)}") from error
 

@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
+from tercet.data.feature_array import map_array
 from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
 from tercet.data.textio import read_json
 from tercet.progress import SILENT, Progress
@@ -95,7 +96,7 @@ def _open_generation(folder: Path, manifest: dict[str, Any]) -> Index:
     generation = folder / manifest["generation"]
     remedy = f"remove the folder {folder} and run `tercet index` again"
     check_checksums(generation, manifest.get(CHECKSUMS), folder / MANIFEST, remedy)
-    items, vectors = read_items(generation / ITEMS), _memory_map(generation / VECTORS)
+    items, vectors = read_items(generation / ITEMS), map_array(generation / VECTORS, ["item dim"], [np.float32])
     store = store_type(manifest["store"]).load(generation)
     regions = IndexedRegions.open(generation, remedy) if (generation / REGIONS).exists() else None
     if not len(items) == len(vectors) == len(store) == len(vectors if regions is None else regions):
@@ -262,14 +263,6 @@ def _write_generation(
         if _is_generation(path) and path != generation:
             shutil.rmtree(path, ignore_errors=True)
     return recall
-
-
-def _memory_map(file: Path) -> np.ndarray:
-    try:
-        rows: np.ndarray = np.load(file, mmap_mode="r")
-    except Exception as error:  # numpy raises exceptions of many kinds for damaged headers
-        raise ValueError(f"{file}: damaged or missing: {error}") from error
-    return rows
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

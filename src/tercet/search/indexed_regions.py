@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, UInt32
 
+from tercet.data.feature_array import map_array
 from tercet.storage import allocated_array
 
 REGIONS, ROW_CHECKSUMS = "parts.npy", "parts_crc32.npy"
@@ -31,11 +32,12 @@ class IndexedRegions:
     def open(cls, generation: Path, remedy: str) -> "IndexedRegions":
         file = generation / REGIONS
         try:
-            rows, checksums = np.load(file, mmap_mode="r"), np.load(generation / ROW_CHECKSUMS)
-        except Exception as error:  # numpy raises exceptions of many kinds for damaged headers
-            raise ValueError(f"{file}: damaged or missing ({error}); {remedy}") from error
-        if rows.ndim != 3 or rows.dtype != np.float32 or checksums.shape != rows.shape[:1]:
-            raise ValueError(f"{file} is damaged: {rows.dtype} of shape {rows.shape}; {remedy}")
+            rows = map_array(file, ["item region dim"], [np.float32])
+            checksums = map_array(generation / ROW_CHECKSUMS, ["item"], [np.uint32])
+        except ValueError as error:
+            raise ValueError(f"{error}; {remedy}") from error
+        if len(checksums) != len(rows):
+            raise ValueError(f"{file} is damaged: {len(rows)} rows, {len(checksums)} checksums; {remedy}")
         return cls(file, rows, checksums, remedy)
 
     def __len__(self) -> int:

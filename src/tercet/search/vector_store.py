@@ -11,6 +11,7 @@ from tercet.plugins import find
 Kind = Literal["flat", "hnsw"]
 HNSW_NEIGHBORS = 32  # links per node (M)
 HNSW_EF_CONSTRUCTION, HNSW_EF_SEARCH = 200, 128  # candidates visited while building and while searching
+FAISS_KINDS = (b"IxFI", b"IHNf")  # first bytes of the file: IndexFlatIP, IndexHNSWFlat
 RECALL_SAMPLE = 200  # queries on which the recall of HNSW is measured
 
 
@@ -62,6 +63,10 @@ class FaissStore:
 
     @classmethod
     def load(cls, folder: Path) -> "FaissStore":
+        with (folder / cls.FILE).open("rb") as stream:
+            kind = stream.read(4)
+        if kind not in FAISS_KINDS:  # others may name further files to read
+            raise ValueError(f"{folder / cls.FILE}: not a faiss index of kind flat or hnsw")
         try:
             return cls(_faiss().read_index(str(folder / cls.FILE)))
         except RuntimeError as error:

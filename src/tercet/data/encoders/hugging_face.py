@@ -1,6 +1,7 @@
 """Hugging Face encoders: vision, text or CLIP-like models, by name or local path."""
 
 import hashlib
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from tercet.data.text.tokenized import pretrained_tokenizer
-from tercet.hub import hub_options
+from tercet.hub import hub_options, pretrained_config
 from tercet.interfaces import ImageFeatures, TextFeatures
 
 if TYPE_CHECKING:
@@ -81,8 +82,11 @@ def _load(name: str) -> Any:
         raise ValueError("Hugging Face encoders need transformers: pip install 'tercet[hf]'") from error
     logging.disable_progress_bar()  # Tercet has its own
     try:
-        model = AutoModel.from_pretrained(name, trust_remote_code=False, **hub_options(name))
+        config = pretrained_config(name)
+        model = AutoModel.from_pretrained(name, config=config, trust_remote_code=False, **hub_options(name))
         return model.float().eval()  # whatever dtype it was saved in
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{name}: its weights are a pickle with code, which is not run") from error
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no model {name!r}, neither on this machine nor on the hub: {error}") from error
 

@@ -26,6 +26,7 @@ from tercet.storage import CHECKSUMS, allocated_array, atomic_directory, check_c
 
 FEATURES = "ims"
 MANIFEST = "features.json"  # written by `tercet features`
+INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 VERIFIED_IMAGES = 16  # when a folder is opened; `tercet data inspect` checks all of them
 
 
@@ -309,12 +310,9 @@ def _rows(
 def _lengths(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> np.ndarray | None:
     if array is None or not file.is_file():
         return None
-    try:
-        lengths = np.load(file, allow_pickle=False)
-    except Exception as error:  # numpy raises exceptions of many kinds for damaged headers
-        raise ValueError(f"{file}: not a readable .npy array: {error}") from error
+    lengths = map_array(file, ["row"], INTEGERS)
     regions = array.shape[1] if array.ndim == 3 else 0
-    fits = lengths.shape == (len(array),) and lengths.dtype.kind in "iu"
+    fits = lengths.shape == (len(array),)
     if not fits or not ((lengths >= 1) & (lengths <= regions)).all():
         expected = f"{len(array)} integers from 1 to {regions}, one per feature row"
         actual = f"{lengths.min()} to {lengths.max()}" if fits else f"{lengths.dtype} of shape {lengths.shape}"

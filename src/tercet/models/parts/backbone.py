@@ -1,12 +1,13 @@
 """Hugging Face models as towers: a vision backbone for pixels, and loading by name, path or configuration."""
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tercet.hub import hub_options
+from tercet.hub import hub_options, pretrained_config, without_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -116,12 +117,18 @@ def hugging_face_model(config: dict[str, Any] | str) -> Any:
     except ImportError as error:
         raise ValueError("backbones need transformers: pip install 'tercet[hf]'") from error
     if isinstance(config, dict):
-        return AutoModel.from_config(_config(config))
+        return AutoModel.from_config(_config(config), trust_remote_code=False)
     try:
         # Never run code that comes with a model. Always float32, whatever precision it was saved in.
         model, report = AutoModel.from_pretrained(
-            config, trust_remote_code=False, output_loading_info=True, **hub_options(config)
+            config,
+            config=pretrained_config(config),
+            trust_remote_code=False,
+            output_loading_info=True,
+            **hub_options(config),
         )
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"{config}: its weights are a pickle with code, which is not run") from error
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no backbone {config!r}, neither on this machine nor on the hub: {error}") from error
     missing = sorted(report.get("missing_keys", ()))
@@ -141,9 +148,9 @@ def _config(config: dict[str, Any] | str) -> Any:
         settings = dict(config)
         if "model_type" not in settings:
             raise ValueError(f"a Hugging Face configuration needs model_type, got only: {', '.join(settings)}")
-        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+        return without_code(AutoConfig.for_model(settings.pop("model_type"), **settings))
     try:
-        return AutoConfig.from_pretrained(config, trust_remote_code=False, **hub_options(config))
+        return pretrained_config(config)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"no model {config!r}, neither on this machine nor on the hub: {error}") from error
 
