@@ -241,9 +241,12 @@ def compare(
     models: str | Sequence[str] = ("heads",),
     sweep: Mapping[str, Any] = {},
     seeds: int = 3,
+    until_decided: bool = False,
     tune: Literal["lr"] | None = None,
     tune_factors: Sequence[float] = (0.3, 1.0, 3.0),
     metric: str = "rsum",
+    baseline: str | None = None,
+    rope: float | None = None,
     protocols: str | Sequence[str] = (),
     epochs: int | None = None,
     model_settings: Mapping[str, Any] = {},
@@ -275,10 +278,16 @@ def compare(
         sweep (Mapping[str, Any], default {}): Training settings to sweep, as a full grid over all values:
             {"batch_size": [64, 128]}.
         seeds (int, default 3): Number of seeds, 0 to N-1, the same for every objective.
+        until_decided (bool, default False): More seeds until it is decided which objective is best, or which differ
+            from baseline: tests at seeds, 5, 7 and 10 seeds, each with an equal share of the error rate.
         tune (lr | None, default None): lr: search the learning rate of each objective on validation, over the same
             multiples for all and with a seed that is not reported.
         tune_factors (Sequence[float], default (0.3, 1.0, 3.0)): Multiples of the learning rate that tune lr tries.
         metric (str, default "rsum"): Metric that is tested and sorts the table: rsum, or a recall such as t2i_r1.
+        baseline (str | None, default None): Test the differences to this objective only, named as in the table: fewer
+            tests need less correction.
+        rope (float | None, default None): Equivalence margin: objectives whose difference is surely smaller count as
+            equivalent.
         protocols (str | Sequence[str], default ()): Evaluation protocols, one table each: coco-1k, coco-5k, flickr-1k,
             ... Without any: the test split as it is.
         epochs (int | None, default None): Passes over the training captions; smooth-ap, which sees several captions per

@@ -81,7 +81,11 @@ def _compare(settings: Any) -> None:
     from rich.console import Console
 
     from tercet.comparison.compare import run_comparison
+    from tercet.comparison.from_files import compare_files
 
+    if settings.from_files:
+        compare_files(settings, Console())
+        return
     comparison = run_comparison(settings, Console(stderr=True))
     comparison.print()
     report = comparison.save()

@@ -5,16 +5,16 @@ together. Holm, which tests the larger differences first, can decide a pair whos
 towards 0 is that of the level at which Holm tested the pair. So an interval excludes 0 exactly if p < 0.05.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from tercet.comparison.group_letters import group_letters
 from tercet.evaluation.significance import LEVEL, PairedComparison, compare_all, holm
 from tercet.names import suggest
 from tercet.reporting.table_formats import Cell, Table
@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass(frozen=True, repr=False)
 class Significance:
-    """Significance of the differences between variants. `pairs` has the tests, `best` the names that may be the best."""
+    """Tests of the differences between variants: `pairs`, and `best`, the names that may be the best."""
 
     order: Sequence[str]
     """Names, largest mean first."""
@@ -101,6 +101,13 @@ class Significance:
     def one_seed(self) -> bool:
         """The tests are over images alone, and apply to these trained weights only."""
         return all(pair.test.seeds == 1 for pair in self.pairs)
+
+    @property
+    def unpooled(self) -> list[str]:
+        """Names whose seeds scatter more than those of the others: their variance is not pooled."""
+        if len(self.order) < 3 or self.one_seed:
+            return []
+        return [name for name in self.order if all(pair.test.pooled == 2 for pair in self.of(name))]
 
     @property
     def decided(self) -> bool:
@@ -190,14 +197,21 @@ def significance(
 
 
 def compare_family(
-    values: Values, *, baseline: str | None = None, rope: float | None = None, share: float = 1.0
+    values: Values,
+    *,
+    baseline: str | None = None,
+    rope: float | None = None,
+    share: float = 1.0,
+    largest: float = np.inf,
 ) -> Significance:
-    """`significance` of checked values, at a share of the error rate."""
+    """`significance` of checked values, at a share of the error rate. `largest`: value that the metric can have."""
     if baseline is not None and baseline not in values:
         raise ValueError(f"no baseline {baseline!r}{suggest(baseline, values)}; there are: {', '.join(values)}")
     if rope is not None and not 0 < rope < np.inf:
         raise ValueError(f"the equivalence margin must be a number above 0, got {rope!r}")
-    seeds_of = {name: [seed for seed, row in enumerate(array) if not np.isnan(row[0])] for name, array in values.items()}
+    seeds_of = {
+        name: [seed for seed, row in enumerate(array) if not np.isnan(row[0])] for name, array in values.items()
+    }
     means = {name: float(array[seeds_of[name]].mean()) for name, array in values.items()}
     order = sorted(values, key=lambda name: -means[name])
     asked = [pair for pair in combinations(order, 2) if baseline is None or baseline in pair]
@@ -212,7 +226,7 @@ def compare_family(
         {name: _std(values[name][seeds_of[name]]) for name in order},
         {name: len(seeds_of[name]) for name in order},
         next(iter(values.values())).shape[1] if values else 0,
-        _correct(compared, rope, share),
+        _correct(compared, rope, share, largest),
         [pair for pair in asked if pair not in testable],
         baseline,
         rope,
@@ -234,7 +248,7 @@ def check_values(values: Mapping[str, ArrayLike]) -> Values:
                 f"{name} has {array.shape[0]} seeds and {array.shape[1]} images, {first} {shape[0]} and {shape[1]}: "
                 "seeds and images are paired by position, and a missing seed is a row of NaN"
             )
-        missing = np.isnan(array).all(axis=1)
+        missing = np.asarray(np.isnan(array).all(axis=1))
         wrong = np.argwhere(~np.isfinite(array) & ~missing[:, None])
         if len(wrong):
             seed, image = wrong[0]
@@ -242,6 +256,29 @@ def check_values(values: Mapping[str, ArrayLike]) -> Values:
         if missing.all():
             raise ValueError(f"{name}: every seed is missing")
     return arrays
+
+
+def group_letters(order: Sequence[str], different: Collection[tuple[str, str]]) -> dict[str, str]:
+    """Letters of each name (a compact letter display, Piepho 2004); `different`: pairs with a significant difference.
+
+    >>> group_letters(["x", "y", "z"], [("x", "z")])
+    {'x': 'a', 'y': 'ab', 'z': 'b'}
+    """
+    groups = [frozenset(order)]
+    for first, second in different:
+        divided = [part for group in groups for part in _divide(group, first, second)]
+        groups = [group for group in dict.fromkeys(divided) if not any(group < other for other in divided)]
+    groups.sort(key=lambda group: sorted(map(order.index, group)))
+    if len(groups) > len(ascii_letters):
+        return {}
+    return {
+        name: "".join(letter for letter, group in zip(ascii_letters, groups, strict=False) if name in group)
+        for name in order
+    }
+
+
+def _divide(group: frozenset[str], first: str, second: str) -> list[frozenset[str]]:
+    return [group - {second}, group - {first}] if {first, second} <= group else [group]
 
 
 def pairs_table(significance: Significance, metric: str = "the metric") -> Table:
@@ -311,7 +348,7 @@ def _compare(
     shared: Mapping[tuple[str, str], tuple[int, ...]],
 ) -> dict[tuple[str, str], PairedComparison]:
     """Test each pair over its shared seeds, with the variance of all variants that have these seeds."""
-    tests = {}
+    tests: dict[tuple[tuple[str, str], tuple[int, ...]], PairedComparison] = {}
     for seeds in dict.fromkeys(shared.values()):
         names = [name for name in order if set(seeds) <= set(seeds_of[name])]
         compared = compare_all(np.stack([values[name][list(seeds)] for name in names]))
@@ -320,9 +357,9 @@ def _compare(
 
 
 def _correct(
-    compared: Mapping[tuple[str, str], PairedComparison], rope: float | None, share: float
+    compared: Mapping[tuple[str, str], PairedComparison], rope: float | None, share: float, largest: float
 ) -> list[Pair]:
-    """Pairs with corrected p-values and simultaneous intervals."""
+    """Pairs with corrected p-values and simultaneous intervals, within what the metric can have."""
     tests, level = list(compared.values()), LEVEL * share
     corrected = holm([test.p for test in tests])
     tested_at = holm_levels([test.p for test in tests], level)
@@ -333,6 +370,7 @@ def _correct(
         low, high = test.interval(level / len(tests))
         if p < level and low <= 0:
             low = test.interval(own_level)[0]
+        low, high = max(low, -largest), min(high, largest)
         equivalent = None if rope is None else -rope < low and high < rope
         pairs.append(Pair(*names, test.difference, low, high, min(1.0, p / share), equivalent, test))
     return pairs
