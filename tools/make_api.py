@@ -27,6 +27,7 @@ TYPES = {
     "models": "str | Sequence[str]",
     "protocols": "str | Sequence[str]",
 }
+COMMAND_LINE_ONLY = ("from_files",)  # in Python: tercet.significance
 DOCS = {
     "data": "A path, scenes, an opened dataset, a DataFrame, a Hugging Face dataset or (image, caption) pairs.",
     "objective": "Objective by name, as file.py:function, or a function, a class or an object of `tercet.objectives`.",
@@ -145,6 +146,8 @@ def function(name: str, settings: type, run: str, returns: str, lead: str) -> st
     types, docs = get_type_hints(settings), field_docs(settings)
     parameters, lines = [], []
     for field in fields(settings):
+        if field.name in COMMAND_LINE_ONLY:
+            continue
         declared = TYPES.get(field.name) or type_text(types[field.name])
         parameters += parameter(f"    {field.name}: {declared} = ", default_text(field), field.default)
         kind = re.sub(r"Literal\[(.*?)\]", lambda match: match[1].replace('"', "").replace(", ", " | "), declared)

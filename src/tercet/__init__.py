@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from tercet.analysis.gradcheck import CheckReport, check_objective
     from tercet.api import compare, train
     from tercet.comparison.compare import Comparison
+    from tercet.comparison.family import Significance, significance
     from tercet.data.dataset import DataSet
     from tercet.data.formats import open_data
     from tercet.evaluation import evaluate, evaluate_embeddings
-    from tercet.evaluation.significance import compare_runs
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
     from tercet.objectives import RowObjective, objective
@@ -28,12 +28,12 @@ __all__ = [
     "Retriever",
     "RowObjective",
     "Searcher",
+    "Significance",
     "Trained",
     "build",
     "check_objective",
     "cocos",
     "compare",
-    "compare_runs",
     "evaluate",
     "evaluate_embeddings",
     "load",
@@ -42,6 +42,7 @@ __all__ = [
     "objectives",
     "open_data",
     "plugins",
+    "significance",
     "train",
 ]
 
@@ -53,12 +54,12 @@ _MODULES = {
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
     "Searcher": "tercet.search.searcher",
+    "Significance": "tercet.comparison.family",
     "Trained": "tercet.training.trained",
     "build": "tercet.models",
     "check_objective": "tercet.analysis.gradcheck",
     "cocos": "tercet.analysis.cocos",
     "compare": "tercet.api",
-    "compare_runs": "tercet.evaluation.significance",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
     "load": "tercet.inference",
@@ -67,6 +68,7 @@ _MODULES = {
     "objectives": "tercet",
     "open_data": "tercet.data.formats",
     "plugins": "tercet",
+    "significance": "tercet.comparison.family",
     "train": "tercet.api",
 }
 

@@ -280,6 +280,13 @@ def read_validation(run: Path) -> list[dict[str, Any]]:
     return [line for line in read_lines(run) if line.get("split") == "validation" and not line.get("final")]
 
 
+def read_selection(run: Path, select_metric: str) -> list[float]:
+    """Return the validation metric that selects the checkpoint, one value per epoch; NaN if one was not a number."""
+    names = select_metric.split("+")
+    values = [[line.get(name) for name in names] for line in read_validation(run)]
+    return [sum(float(each) if isinstance(each, int | float) else math.nan for each in line) for line in values]
+
+
 def read_counts(run: Path) -> list[dict[str, Any]]:
     """Return the contributing-sample counts over training, one line per logged step."""
     return [line for line in read_lines(run) if "cocos" in line]

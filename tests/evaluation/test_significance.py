@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tercet.evaluation import RankTable, significance
+from tercet.evaluation import RankTable
 from tercet.evaluation.blocked_similarity import tiles_of_matrix
 from tercet.evaluation.metrics import contributions, metric_names, metrics_of
 from tercet.evaluation.rank_counts import Positives
@@ -14,34 +14,26 @@ from tercet.evaluation.significance import (
     compare_runs,
     detectable,
     holm,
+    pair_tests,
     power,
     seeds_needed,
     sign_flip_test,
 )
 
 
-@pytest.fixture
-def few_flips(monkeypatch):
-    """Skip the 9,999 sign flips in simulations that do not test them."""
-    monkeypatch.setattr(significance, "_random_signs", lambda images: np.ones((1, images), dtype=np.float32))
-
-
-def drawn(random, seeds, images, seed_std, image_std, rest_std, difference=0.0):
+def drawn(random, seeds, images, seed_std, image_std, rest_std, difference=0.0, times=()):
     """Differences of two variants under the model that the test assumes."""
     return (
         difference
-        + seed_std * random.standard_normal((seeds, 1))
-        + image_std * random.standard_normal((1, images))
-        + rest_std * random.standard_normal((seeds, images))
+        + seed_std * random.standard_normal((*times, seeds, 1))
+        + image_std * random.standard_normal((*times, 1, images))
+        + rest_std * random.standard_normal((*times, seeds, images))
     )
 
 
-def rejections(spreads, seeds, images, difference, times, level=0.05):
-    random = np.random.default_rng(1)
-    zero = np.zeros((seeds, images))
-    return np.mean(
-        [compare_runs(drawn(random, seeds, images, *spreads, difference), zero).p < level for _ in range(times)]
-    )
+def p_values(spreads, seeds, images, difference, times):
+    d = drawn(np.random.default_rng(1), seeds, images, *spreads, difference, (times,))
+    return pair_tests(np.stack([d, np.zeros_like(d)], axis=1)).p
 
 
 # Standard deviations of seed, image and rest: one source of variance only, both, and values typical of recalls.
@@ -56,13 +48,11 @@ SPREADS = [
 TIMES = [60, pytest.param(600, marks=pytest.mark.slow)]  # simulations: tolerances are those of their number
 
 
-@pytest.mark.usefixtures("few_flips")
 @pytest.mark.parametrize("spreads", SPREADS)
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 @pytest.mark.parametrize("times", TIMES)
 def test_without_a_difference_false_positives_stay_below_the_level(spreads, seeds, times):
-    random = np.random.default_rng(1)
-    p = np.array([compare_runs(drawn(random, seeds, 300, *spreads), np.zeros((seeds, 300))).p for _ in range(times)])
+    p = p_values(spreads, seeds, 300, 0.0, times)
     for level in (0.05, 0.01):  # the correction for multiple comparisons uses small levels
         assert (p < level).mean() <= level + 3.3 * np.sqrt(level * (1 - level) / times)
 
@@ -78,7 +68,6 @@ def test_tests_over_seeds_or_images_alone_are_too_liberal():
     assert np.mean([comparison.p_seeds < 0.05 for comparison in comparisons]) > 0.12
 
 
-@pytest.mark.usefixtures("few_flips")
 @pytest.mark.parametrize("spreads", [(2.0, 60.0, 50.0), (6.0, 20.0, 50.0), (0.5, 90.0, 20.0)])
 @pytest.mark.parametrize("seeds", [3, 6])
 @pytest.mark.parametrize("times", TIMES)
@@ -87,21 +76,20 @@ def test_known_differences_are_detected_as_often_as_predicted(spreads, seeds, ti
     spread = VarianceComponents(seed_std**2, image_std**2, rest_std**2, images=400)
     smallest = detectable(spread, seeds)
     assert power(spread, seeds, smallest) == pytest.approx(0.8, abs=1e-3)
-    rate = rejections(spreads, seeds, 400, smallest, times)
+    rate = (p_values(spreads, seeds, 400, smallest, times) < 0.05).mean()
     assert rate == pytest.approx(0.8, abs=0.05 * np.sqrt(600 / times))
     needed = seeds_needed(spread, 1.001 * smallest)
     assert needed is not None
     assert needed <= seeds
 
 
-@pytest.mark.usefixtures("few_flips")
 @pytest.mark.parametrize("times", TIMES)
 def test_seeds_needed_reach_the_power(times):
     spreads, difference = (4.0, 20.0, 40.0), 7.0
     spread = VarianceComponents(16.0, 400.0, 1600.0, images=400)
     needed = seeds_needed(spread, difference)
     assert power(spread, needed - 1, difference) < 0.8 <= power(spread, needed, difference)
-    assert rejections(spreads, needed, 400, difference, times) == pytest.approx(
+    assert (p_values(spreads, needed, 400, difference, times) < 0.05).mean() == pytest.approx(
         power(spread, needed, difference), abs=0.06 * np.sqrt(600 / times)
     )
 
@@ -125,7 +113,38 @@ def test_where_images_differ_by_nothing_the_crossed_test_is_the_paired_t_test():
     textbook = stats.ttest_1samp(shifts, 0.0)
     interval = textbook.confidence_interval(0.95)
     assert comparison.p == pytest.approx(textbook.pvalue, rel=1e-9)
-    assert (comparison.low, comparison.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert comparison.interval() == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+def test_one_seed_is_the_paired_t_test_over_images():
+    random = np.random.default_rng(9)
+    first, second = random.random((1, 40)) + 0.1, random.random((1, 40))
+    textbook = stats.ttest_rel(first[0], second[0])
+    interval = textbook.confidence_interval(0.99)
+    comparison = compare_runs(first, second)
+    assert comparison.p == pytest.approx(textbook.pvalue, rel=1e-9)
+    assert comparison.interval(0.01) == pytest.approx((interval.low, interval.high), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_variance_components_are_those_of_a_mixed_model():
+    """REML of crossed random effects, which equals the mean squares of a balanced design."""
+    models = pytest.importorskip("statsmodels.api")
+    import pandas as pd
+
+    random = np.random.default_rng(0)
+    d = drawn(random, 6, 30, 5.0, 8.0, 10.0, difference=3.0)
+    seeds, images = np.indices(d.shape)
+    data = pd.DataFrame({"d": d.ravel(), "seed": seeds.ravel(), "image": images.ravel(), "all": 1})
+    components = {"seed": "0 + C(seed)", "image": "0 + C(image)"}
+    model = models.MixedLM.from_formula("d ~ 1", groups="all", vc_formula=components, data=data)
+    fitted = model.fit(reml=True)
+    by_name = dict(zip(model.exog_vc.names, fitted.vcomp, strict=True))
+    ours = compare_runs(d, np.zeros_like(d))
+    assert ours.difference == pytest.approx(fitted.params["Intercept"], rel=1e-6)
+    assert ours.spread.seed == pytest.approx(by_name["seed"], rel=1e-3)
+    assert ours.spread.image == pytest.approx(by_name["image"], rel=1e-3)
+    assert ours.spread.rest == pytest.approx(fitted.scale, rel=1e-3)
 
 
 def test_sign_flips_agree_with_scipy_and_with_all_flips():
@@ -147,10 +166,16 @@ def test_the_result_is_deterministic():
     assert compare_runs(first, second) == compare_runs(first, second)
 
 
-def test_holm_by_hand_and_its_family_wise_error():
+def test_holm_by_hand_and_of_statsmodels():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+    multitest = pytest.importorskip("statsmodels.stats.multitest")
+    p = list(np.random.default_rng(3).random(28) ** 4)
+    assert holm(p) == pytest.approx(multitest.multipletests(p, method="holm")[1], rel=1e-12)
+
+
+def test_family_wise_error_of_holm():
     random = np.random.default_rng(2)
     families = np.mean([min(holm(list(random.random(20)))) < 0.05 for _ in range(2000)])
     assert families <= 0.05 + 2.6 * np.sqrt(0.05 * 0.95 / 2000)
@@ -159,6 +184,9 @@ def test_holm_by_hand_and_its_family_wise_error():
 def test_without_any_variance_the_permutation_test_over_images_applies():
     comparison = compare_runs(np.full((2, 5), 100.0), np.zeros((2, 5)))
     assert comparison.p == comparison.p_images > 0.05
+    assert comparison.interval() == (0.0, 200.0)
+    many = compare_runs(np.full((2, 50), 100.0), np.zeros((2, 50)))
+    assert many.interval() == (100.0, 100.0)
 
 
 def test_many_seeds_are_not_called_impossible():
@@ -172,7 +200,6 @@ def test_edges():
     equal = compare_runs(same, same)
     assert (equal.difference, equal.p, equal.p_seeds, equal.p_images) == (0.0, 1.0, 1.0, 1.0)
     one = compare_runs(np.random.default_rng(0).random((1, 30)), np.zeros((1, 30)))
-    assert one.p == one.p_images
     assert one.p_seeds is None
     assert one.detectable() is None
 

@@ -58,11 +58,16 @@ def _flags(command: str, settings: type) -> Flags:
         annotation = annotations[field.name]
         if _is_positional(annotation):
             continue
-        flag = f"--{field.name.replace('_', '-')}"
+        flag = f"--{_given_name(annotation) or field.name.replace('_', '-')}"
         flags[flag] = _values(command, field.name, annotation)
         if annotation is bool:
             flags[f"--no-{flag[2:]}"] = ()
     return flags
+
+
+def _given_name(annotation: Any) -> str | None:
+    """The name on the command line of a setting that has another name in Python, such as --from."""
+    return next((each.name for each in getattr(annotation, "__metadata__", ()) if getattr(each, "name", None)), None)
 
 
 def _is_positional(annotation: Any) -> bool:

@@ -9,8 +9,11 @@ import torch
 from rich.console import Console
 
 from tercet import runs
+from tercet.comparison.cautions import Caution, cautions
 from tercet.comparison.executors import ENTRY_POINTS, EXECUTORS, Executor
+from tercet.comparison.family import Significance, pairs_table
 from tercet.comparison.live_table import LiveTable, TrialsTable
+from tercet.comparison.methods import methods
 from tercet.comparison.plan import (
     PlannedRun,
     PreparedDatasets,
@@ -27,24 +30,22 @@ from tercet.comparison.results import (
     Failure,
     Results,
     Run,
-    SignificanceTable,
     cost_table,
     format_spread,
     goal_tables,
-    pairs_table,
-    pairwise_tests,
     recalls_table,
     run_records,
     runs_csv,
+    significance_of,
 )
 from tercet.comparison.settings import CompareSettings, make_settings
-from tercet.comparison.summary import fairness_note, verdict
+from tercet.comparison.summary import Looks, fairness_note, next_step, verdict
 from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
 from tercet.data.dataset import PairedData
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
 from tercet.inference import load
-from tercet.names import suggest
+from tercet.names import is_in_memory, short_name, suggest
 from tercet.objectives.registry import spec_of
 from tercet.plugins import find
 from tercet.progress import ConsoleProgress, progress_console
@@ -58,14 +59,18 @@ from tercet.training.prepare import name_data, run_id_of
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Result of `compare`: metrics, significance tests and a summary. `save` writes all of it."""
+    """Result of `compare`: metrics, significance tests and a verdict. `save` writes all of it."""
 
     settings: CompareSettings
     title: str
     results: Results
-    significance: SignificanceTable
+    significance: Significance
     verdict: str
-    """The summary paragraph."""
+    """What to use, how sure that is, what it costs, and what would change it."""
+    methods: str
+    """A paragraph for the methods section of a paper."""
+    cautions: Sequence[Caution]
+    """What speaks against a claim about a row."""
     tuned: Mapping[str, Sequence[Search]]
     """Variant -> what was tuned; empty without tuning."""
     folder: Path
@@ -75,7 +80,7 @@ class Comparison:
     """The same runs, evaluated under named protocols."""
 
     def __repr__(self) -> str:
-        metric, order = self.significance.metric, self.significance.order
+        metric, order = self.settings.metric, self.significance.order
         means = ", ".join(f"{name[:40]} {self.results.mean(name, metric):.1f}" for name in order[:3])
         more = f" and {len(order) - 3} more" if len(order) > 3 else ""
         return f"Comparison({self.title[:60]}; {metric}: {means or 'no finished run'}{more}; {self.folder.name})"
@@ -85,10 +90,20 @@ class Comparison:
         if not order:
             return []
         title = f"{self.title}; {self.results.split}, {format_spread(self.results)}"
+        letters = self.significance.letters([name for name in order if name not in self.without_claim])
         per_protocol = [
             recalls_table(results, order, f"{protocol}, {title}") for protocol, results in self.protocols.items()
         ]
-        return [recalls_table(self.results, order, title), *per_protocol, *goal_tables(self.results)]
+        return [recalls_table(self.results, order, title, letters), *per_protocol, *goal_tables(self.results)]
+
+    @property
+    def without_claim(self) -> list[str]:
+        """Rows that were not trained to their end."""
+        return [caution.name for caution in self.cautions if caution.voids]
+
+    def next_step(self) -> tuple[Path | None, str]:
+        """The folder of the best run, and the command that tells most."""
+        return next_step(self.results, self.significance, self.cautions, self.settings.epochs)
 
     def print(self, console: Console | None = None) -> None:
         console = console or terminal_console()
@@ -96,6 +111,10 @@ class Comparison:
             console.print(table.terminal())
             console.print()
         console.print(self.verdict, highlight=False, markup=False)
+        best_run, command = self.next_step()
+        if best_run is not None:
+            lines = f"\nBest run: {best_run}\nNext: {command}"
+            console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     def _repr_html_(self) -> str:
         from tercet.reporting.notebook import tables_html
@@ -114,7 +133,7 @@ class Comparison:
 
         order = list(self.significance.order)
         drawings: dict[str, Callable[[], Figure | None]] = {
-            "recalls": lambda: figures.recalls(self.results, order, self.significance.metric),
+            "recalls": lambda: figures.recalls(self.results, order, self.settings.metric),
             "learning": lambda: figures.learning_curves(self.results, order),
             "contributing": lambda: figures.contributing_negatives(self.results, order),
             "cross": lambda: figures.cross_ranks(self.results, order),
@@ -132,21 +151,12 @@ class Comparison:
         return {
             "title": self.title,
             "verdict": self.verdict,
-            "metric": self.significance.metric,
+            "metric": self.settings.metric,
+            "methods": self.methods,
             "results": {name: self._run_documents(name) for name in self.results.names()},
             "failures": [asdict(failure) for failure in self.results.failures],
-            "pairs": [
-                {
-                    "first": pair.first,
-                    "second": pair.second,
-                    "corrected_p": pair.corrected_p,
-                    "significant": pair.significant,
-                    **{key: value for key, value in asdict(pair.test).items() if key != "spread"},
-                    "detectable": pair.test.detectable(self.significance.level),
-                    "seeds_needed": pair.test.seeds_needed(self.significance.level),
-                }
-                for pair in self.significance.pairs
-            ],
+            "cautions": [asdict(caution) for caution in self.cautions],
+            "significance": self.significance.to_dict(),
             "protocols": {
                 protocol: {
                     name: [run.metrics for _, run in sorted(results.runs[name].items())] for name in results.names()
@@ -181,9 +191,10 @@ class Comparison:
         if order:
             tables += [
                 cost_table(self.results, order),
-                *([pairs_table(self.significance)] if self.significance.pairs else []),
+                *([pairs_table(self.significance, self.settings.metric)] if self.significance.pairs else []),
             ]
-        markdown = "\n".join([self.verdict, "", *(table.markdown() for table in tables)])
+        markdown = "\n".join([f"# {self.title}", "", self.verdict, "", *(table.markdown() for table in tables)])
+        markdown += f"\n## Methods\n\n{self.methods}\n"
         runs.write_artifact(self.folder, "tables.md", markdown)
         runs.write_artifact(self.folder, "tables.tex", "\n".join(table.latex() for table in tables))
         if order:
@@ -230,6 +241,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         hint = suggest(settings.metric, allowed, cutoff=0.5)
         raise ValueError(f"--metric {settings.metric!r} cannot be tested{hint}; allowed: {', '.join(allowed)}")
     variants = make_variants(settings)
+    _check_baseline(settings, variants)
     common = common_settings(settings, prepare_features(settings, console))
     prepared_datasets = prepare_all(variants, common)
     runs.make_root(settings.runs)
@@ -250,30 +262,55 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         trial_executor = make_executor(datasets, settings.processes)
         plans, tuned, failures = _tune(base_plans, settings, datasets, trial_executor, console)
     executor = make_executor(prepared_datasets, settings.processes)
-    # Seed by seed, so that variants can be compared early.
-    all_plans = [with_seed(plan, seed) for seed in range(settings.seeds) for plan in plans.values()]
-    live = LiveTable(console, Results(variants, {}), len(all_plans), metric=settings.metric, title="runs")
-    _execute(all_plans, prepared_datasets, executor, live)
-    results = Results(variants, live.results.runs, [*failures, *live.failures])
+    for seeds in settings.looks:
+        # Seed by seed, so that variants can be compared early. What failed at an earlier look is not tried again.
+        all_plans = [with_seed(plan, seed) for seed in range(seeds) for plan in plans.values()]
+        failed = {failure.name for failure in failures}
+        live = LiveTable(console, Results(variants, {}), len(all_plans), metric=settings.metric, title="runs")
+        _execute([plan for plan in all_plans if plan.label not in failed], prepared_datasets, executor, live)
+        failures = [*failures, *live.failures]
+        results = Results(variants, live.results.runs, failures)
+        share = 1 / len(settings.looks)
+        significance = significance_of(
+            results, settings.metric, baseline=settings.baseline, rope=settings.rope, share=share
+        )
+        if significance.decided:
+            break
     identity = {**_identity(settings), "runs": [_run_id(plan, prepared_datasets) for plan in all_plans]}
     embedded = EmbeddedRuns(variants, prepared_datasets)
     protocols = evaluate_under_protocols(results, embedded, settings, console)
     fairness = " ".join(filter(None, (_fairness(results, not_tuned), tuning_note(tuned), _sweep_note(settings))))
-    significance = pairwise_tests(results, settings.metric)
     models = list(dict.fromkeys(variant.model for variant in variants))
-    data = next(iter(prepared_datasets.values())).name
+    data = short_name(settings.data) if is_in_memory(settings.data) else Path(settings.data).name
+    folder_name = next(iter(prepared_datasets.values())).name
+    found = cautions(results, tuned)
+    looks = _looks(settings, results, seeds) if settings.until_decided else None
     return Comparison(
         settings,
         f"{data}, {', '.join(models)}",
         results,
         significance,
-        verdict(results, significance, fairness),
+        verdict(results, significance, settings.metric, found=found, fairness=fairness, looks=looks),
+        methods(results, significance, settings.metric, data=data, fairness=fairness, found=found, looks=looks),
+        found,
         tuned,
-        settings.runs / f"comparison_{data}_{runs.run_hash(identity, '')}",
+        settings.runs / f"comparison_{folder_name}_{runs.run_hash(identity, '')}",
         prepared_datasets,
         embedded,
         protocols,
     )
+
+
+def _looks(settings: CompareSettings, results: Results, reached: int) -> Looks:
+    all_runs = [run for by_seed in results.runs.values() for run in by_seed.values()]
+    return Looks(settings.looks, reached, len(all_runs), sum(run.machine["seconds"] for run in all_runs))
+
+
+def _check_baseline(settings: CompareSettings, variants: Sequence[Variant]) -> None:
+    names = [variant.name for variant in variants]
+    if settings.baseline is not None and settings.baseline not in names:
+        hint = suggest(settings.baseline, names, cutoff=0.5)
+        raise ValueError(f"--baseline {settings.baseline!r} is no row{hint}; rows: {', '.join(names)}")
 
 
 def check_protocols(settings: CompareSettings, prepared_datasets: PreparedDatasets) -> None:
@@ -374,7 +411,8 @@ def _sweep_note(settings: CompareSettings) -> str:
 def _identity(settings: CompareSettings) -> dict[str, Any]:
     """Settings that identify a comparison, besides its runs: not its folder, nor the number of processes."""
     values = asdict(settings)
-    return {name: values[name] for name in ("metric", "protocols", "tune", "no_tune", "tune_factors", "seeds")}
+    names = ("metric", "protocols", "tune", "no_tune", "tune_factors", "seeds", "baseline", "rope", "until_decided")
+    return {name: values[name] for name in names}
 
 
 def _run_id(plan: PlannedRun, prepared_datasets: PreparedDatasets) -> str:

@@ -1,10 +1,9 @@
-"""Results of a comparison: runs read from their folders, pairwise significance tests, and the tables of both."""
+"""Results of a comparison: runs read from their folders, their significance tests and tables."""
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -13,10 +12,10 @@ import numpy as np
 from jaxtyping import Float
 
 from tercet import runs
+from tercet.comparison.family import TIES, Significance, compare_family
 from tercet.comparison.plan import Variant
 from tercet.evaluation import RankTable
-from tercet.evaluation.metrics import contributions
-from tercet.evaluation.significance import LEVEL, PairedComparison, compare_runs, holm
+from tercet.evaluation.metrics import contributions, largest_value
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.reporting.table_formats import Cell, Table
 
@@ -93,9 +92,6 @@ class Results:
         """Variants by mean, best first."""
         return sorted(self.names(), key=lambda name: -self.mean(name, metric))
 
-    def shared_seeds(self, first: str, second: str) -> list[int]:
-        return sorted(self.runs[first].keys() & self.runs[second].keys())
-
     def per_image(self, name: str, seeds: Sequence[int], metric: str) -> Float[np.ndarray, "seed image"]:
         """Contribution of each image to the metric."""
         return np.stack([contributions(self.runs[name][seed].ranks, metric) for seed in seeds])
@@ -107,82 +103,38 @@ class Results:
         return str(any_run.final["split"])
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Test of two variants; `first` has the larger mean."""
-
-    first: str
-    second: str
-    test: PairedComparison
-    corrected_p: float
-    """p-value, Holm-corrected for the number of pairs."""
-
-    @property
-    def significant(self) -> bool:
-        return self.corrected_p < LEVEL and self.test.difference > 0
-
-    @property
-    def identical(self) -> bool:
-        """The metric is the same on every image and seed."""
-        return self.test.difference == 0 == self.test.high - self.test.low
-
-
-@dataclass(frozen=True)
-class SignificanceTable:
-    metric: str
-    order: Sequence[str]
-    """Variants, largest mean first."""
-    pairs: Sequence[Pair]
-    untested: Sequence[tuple[str, str]]
-    """Pairs that share too few seeds."""
-
-    @property
-    def level(self) -> float:
-        """Bonferroni level of an uncorrected p-value, for power estimates."""
-        return LEVEL / max(1, len(self.pairs))
-
-    def pair(self, one: str, other: str) -> Pair | None:
-        return next((pair for pair in self.pairs if {pair.first, pair.second} == {one, other}), None)
-
-    def against_best(self) -> list[Pair]:
-        """Pairs of the variant with the largest mean and each other variant, in order."""
-        pairs = [self.pair(self.order[0], other) for other in self.order[1:]]
-        return [pair for pair in pairs if pair is not None]
-
-
-def pairwise_tests(results: Results, metric: str, pairs: Sequence[tuple[str, str]] | None = None) -> SignificanceTable:
-    """Test all pairs, or only planned ones: fewer pairs need less correction."""
-    order = results.ordered(metric)
-    planned = list(combinations(order, 2)) if pairs is None else [_larger_first(order, pair) for pair in pairs]
-    # A test over images alone is used only if no variant has two seeds: one family must not mix two hypotheses.
-    min_seeds = 2 if any(len(results.runs[name]) > 1 for name in order) else 1
-    testable = [pair for pair in planned if len(results.shared_seeds(*pair)) >= min_seeds]
-    tests = [_test(results, *pair, metric) for pair in testable]
-    corrected = holm([test.p for test in tests])
-    tested = [Pair(*pair, test, p) for pair, test, p in zip(testable, tests, corrected, strict=True)]
-    return SignificanceTable(metric, order, tested, [pair for pair in planned if pair not in testable])
-
-
-def _larger_first(order: Sequence[str], pair: tuple[str, str]) -> tuple[str, str]:
-    first, second = sorted(pair, key=order.index)
-    return first, second
-
-
-def _test(results: Results, first: str, second: str, metric: str) -> PairedComparison:
-    """Paired test over the shared seeds."""
-    seeds = results.shared_seeds(first, second)
-    return compare_runs(results.per_image(first, seeds, metric), results.per_image(second, seeds, metric))
+def significance_of(
+    results: Results, metric: str, *, baseline: str | None = None, rope: float | None = None, share: float = 1.0
+) -> Significance:
+    """Test the differences of all pairs of variants, or to the baseline if it has a finished run."""
+    names = results.names()
+    seeds = sorted({seed for name in names for seed in results.runs[name]})
+    rows = {
+        name: {seed: contributions(run.ranks, metric) for seed, run in results.runs[name].items()} for name in names
+    }
+    images = max((len(row) for by_seed in rows.values() for row in by_seed.values()), default=0)
+    missing = np.full(images, np.nan)
+    values = {name: np.stack([rows[name].get(seed, missing) for seed in seeds]) for name in names}
+    baseline = baseline if baseline in names else None
+    return compare_family(values, baseline=baseline, rope=rope, share=share, largest=largest_value(metric))
 
 
 COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
 
 
-def recalls_table(results: Results, names: Sequence[str], title: str = "") -> Table:
-    """Recalls per direction, mean ± std over seeds; the best mean of each column is bold."""
+def recalls_table(
+    results: Results, names: Sequence[str], title: str = "", letters: Mapping[str, str] | None = None
+) -> Table:
+    """Recalls per direction, mean ± std over seeds; the best mean of each column is bold. `letters`: of the groups."""
     best = {column: max(results.mean(name, column) for name in names) for column in COLUMNS}
-    rows = [(name, [_cell(results, name, column, best[column]) for column in COLUMNS]) for name in names]
-    return Table(title or format_spread(results), ("objective", *HEADINGS), rows)
+    rows = []
+    for name in names:
+        cells = [_cell(results, name, column, best[column]) for column in COLUMNS]
+        rows.append((name, [*cells, Cell(letters.get(name, "-"))] if letters else cells))
+    title = title or format_spread(results)
+    headings = ("objective", *HEADINGS, *(("tie",) if letters else ()))
+    return Table(f"{title}; {TIES}" if letters else title, headings, rows)
 
 
 def format_spread(results: Results) -> str:
@@ -249,33 +201,6 @@ def equal_budget_table(results: Results, names: Sequence[str]) -> Table | None:
     return Table(title, ("objective", *headings), [(name, [value(name, unit) for unit in BUDGETS]) for name in names])
 
 
-def pairs_table(significance: SignificanceTable) -> Table:
-    """Every pair with its difference, interval and p-values."""
-    rows = []
-    for pair in significance.pairs:
-        test = pair.test
-        rows.append(
-            (
-                f"{pair.first} - {pair.second}",
-                [
-                    Cell(f"{test.difference:+.1f}", pair.significant),
-                    Cell(f"{test.low:+.1f} to {test.high:+.1f}"),
-                    Cell(format_p(pair.corrected_p), pair.significant),
-                    Cell(format_p(test.p)),
-                    Cell("-" if test.p_seeds is None else format_p(test.p_seeds)),
-                    Cell(format_p(test.p_images)),
-                ],
-            )
-        )
-    tests = len(significance.pairs)
-    title = (
-        f"Differences in {significance.metric}; bold: significant (corrected p < {LEVEL}). p: test over seeds and "
-        f"images; p corrected: the same, Holm-corrected for {tests} comparison{'' if tests == 1 else 's'}; p seeds and "
-        "p images: tests over seeds alone and over images alone"
-    )
-    return Table(title, ("pair", "difference", "95 % interval", "p corrected", "p", "p seeds", "p images"), rows)
-
-
 def run_records(results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
     """One record per run: what it is, its training budget and cost, and all metrics at full precision."""
     models = {variant.name: variant.model for variant in results.variants}
@@ -312,10 +237,6 @@ def runs_csv(results: Results, names: Sequence[str]) -> str:
 def _csv_cell(value: object) -> object:
     """A text that a spreadsheet would compute as a formula gets an apostrophe, which spreadsheets do not show."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
-
-
-def format_p(p: float) -> str:
-    return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
 def _goal_tables(results: Results, prefix: str) -> list[Table]:

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
-from tercet.names import coerce, parse_overrides, suggest
+from tercet.names import coerce, flag, parse_overrides, suggest
 from tercet.training.settings import NamedValues, Names
 
 DEFAULT_OBJECTIVES = ("triplet", "triplet-sh", "nt-xent", "smooth-ap", "con/sig", "nca/con", "cir/lin", "cir/sig-ms")
+LOOKS = (5, 7, 10)  # numbers of seeds at which --until-decided tests after the first
+WITH_FROM = ("from_files", "metric", "baseline", "rope", "runs")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class CompareSettings:
     """Training settings to sweep, as a full grid over all values: batch_size=64,128."""
     seeds: int = 3
     """Number of seeds, 0 to N-1, the same for every objective."""
+    until_decided: bool = False
+    """More seeds until it is decided which objective is best, or which differ from --baseline: tests at --seeds, 5, 7
+    and 10 seeds, each with an equal share of the error rate."""
     tune: Literal["lr", "full"] = "lr"
     """What is tuned for each objective before the reported runs, on validation, with the same budget for all and seeds
     that are not reported. lr: the learning rate; full: also the objective's own constant (temperature, tau or margin)
@@ -49,6 +54,13 @@ class CompareSettings:
     """Multiples of the learning rate that tuning starts from; it tries others beyond an end that wins."""
     metric: str = "rsum"
     """Metric that is tested and sorts the table: rsum, or a recall such as t2i_r1."""
+    baseline: str | None = None
+    """Test the differences to this objective only, named as in the table: fewer tests need less correction."""
+    rope: Annotated[float | None, tyro.conf.arg(metavar="POINTS")] = None
+    """Equivalence margin: objectives whose difference is surely smaller count as equivalent."""
+    from_files: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="FILE ...")] = ()
+    """Compare per-image results instead of training: .npz files with an array (seed, image) for each objective, .npz
+    files of ranks, a .csv file (objective, seed, image, value), or run folders. See docs/comparing.md."""
     protocols: Names = ()
     """Evaluation protocols, one table each: coco-1k, coco-5k, flickr-1k, ... Without any: the test split as it is."""
 
@@ -86,10 +98,29 @@ class CompareSettings:
                 raise ValueError(f"--{name} must be a whole number of at least 1, got {value!r}")
         if not self.objectives or not self.models:
             raise ValueError(f"--{'models' if self.objectives else 'objectives'} needs at least one name")
+        if self.until_decided and self.seeds < 2:
+            raise ValueError(f"--until-decided needs --seeds of at least 2, got {self.seeds}")
+        if self.rope is not None and not 0 < self.rope < float("inf"):
+            raise ValueError(f"--rope must be a number of points above 0, got {self.rope}")
+        self._check_from()
         if not self.tune_factors or not all(0 < factor < float("inf") for factor in self.tune_factors):
             raise ValueError(f"--tune-factors must be finite and above 0, got {self.tune_factors}")
         if len(set(self.tune_factors)) < len(self.tune_factors):
             raise ValueError(f"--tune-factors has duplicates: {self.tune_factors}")
+
+    def _check_from(self) -> None:
+        """With --from nothing is trained, so that no other setting has an effect."""
+        if not self.from_files:
+            return
+        defaults = CompareSettings()
+        for item in fields(self):
+            if item.name not in WITH_FROM and getattr(self, item.name) != getattr(defaults, item.name):
+                raise ValueError(f"{flag(item.name)} has no effect with --from, which trains nothing")
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of seeds at which is tested: one, or with --until-decided several."""
+        return (self.seeds, *(seeds for seeds in LOOKS if self.until_decided and seeds > self.seeds))
 
     def sweep_values(self) -> dict[str, tuple[Any, ...]]:
         """Setting -> its values: `64,128` is two."""

@@ -1,61 +1,137 @@
-"""The result of a comparison as a paragraph. It states what the tests show, and no more."""
+"""The verdict of a comparison as a paragraph: what to use, how sure that is, what it costs, and what would change it.
 
+It states what the tests show, and no more: rows whose training was too short, too long or failed carry no claim, and
+one seed supports statements about these very weights only.
+"""
+
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 
-from tercet.comparison.results import Pair, Results, SignificanceTable
+from tercet import runs
+from tercet.comparison.cautions import Caution, Kind
+from tercet.comparison.family import Pair, Significance
+from tercet.comparison.results import Results
+from tercet.evaluation.metrics import largest_value
 from tercet.evaluation.significance import LEVEL, MAX_SEEDS, POWER
 
 MAX_NAMES = 6  # variants listed in a sentence; the rest is counted
+NO_CLAIM: dict[Kind, str] = {
+    "rising": "validation was still rising when training ended: more --epochs",
+    "over-fitted": "validation fell after its best epoch: fewer --epochs",
+    "at chance level": "the model is at chance level: collapsed or not trained, see tercet doctor",
+}
 
 
-def verdict(results: Results, significance: SignificanceTable, fairness: str) -> str:
+@dataclass(frozen=True)
+class Looks:
+    """Numbers of seeds at which `--until-decided` tests, and what the runs so far took."""
+
+    planned: Sequence[int]
+    reached: int
+    runs: int
+    seconds: float
+
+
+def verdict(
+    results: Results,
+    significance: Significance,
+    metric: str,
+    *,
+    found: Sequence[Caution] = (),
+    fairness: str = "",
+    looks: Looks | None = None,
+) -> str:
     """The whole paragraph. `fairness`: sentence on steps and learning rates, from `fairness_note`."""
     if not significance.order:
         return "No run finished: there is nothing to compare."
-    best = significance.order[0]
-    sentences = [_best_variant(results, significance)]
-    against = significance.against_best()
-    untested = [other for pair in significance.untested if best in pair for other in pair if other != best]
-    if untested:
-        sentences.append(f"{best} shares too few seeds with {_join(untested)} for a significance test.")
-    sentences += _significant([pair for pair in against if pair.significant], len(significance.pairs))
-    sentences += _not_significant([pair for pair in against if not pair.significant], significance)
-    if against and all(pair.test.seeds == 1 for pair in against):
-        sentences.append(
-            "With one seed the variance of training is unknown: the tests apply to these trained weights only."
-        )
-    if results.split != "test":
-        sentences.append(
-            "There is no test split: the checkpoint was selected on these images, so the numbers are optimistically "
-            "biased."
-        )
-    sentences.append(fairness)
+    text = _Text(results, significance, metric, found)
     failed = [failure.name for failure in results.failures if not failure.trial]
-    if failed:
-        count = "1 run failed and is" if len(failed) == 1 else f"{len(failed)} runs failed and are"
-        sentences.append(f"{count} not included: {_join(failed)}.")
+    sentences = [
+        *text.statement(),
+        text.costs(),
+        *text.cautions(),
+        ""
+        if results.split == "test"
+        else "There is no test split: the checkpoint was selected on these images, so the numbers are optimistically "
+        "biased.",
+        "" if looks is None else looks_note(looks, significance),
+        fairness,
+        f"{'1 run failed and is' if len(failed) == 1 else f'{len(failed)} runs failed and are'} not included: "
+        f"{_join(failed)}."
+        if failed
+        else "",
+    ]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def power_note(pair: Pair, level: float) -> str:
+def statement(significance: Significance, metric: str) -> str:
+    """What to use and how sure that is, from the tests alone."""
+    return " ".join(_Text(None, significance, metric, ()).statement())
+
+
+def recommended(significance: Significance, found: Sequence[Caution]) -> list[str]:
+    """Variants that may be the best of those that carry a claim."""
+    names = _claimable(significance, found)
+    beaten = {pair.second for pair in significance.pairs if pair.significant and pair.first in names}
+    return [name for name in names if name not in beaten]
+
+
+def next_step(
+    results: Results, significance: Significance, found: Sequence[Caution], epochs: int | None
+) -> tuple[Path | None, str]:
+    """The run folder to continue with, chosen on validation, and the command that tells most."""
+    if not significance.order:
+        return None, ""
+    names = recommended(significance, found) or list(significance.order)
+    folder = _best_run(results, names[0])
+    kinds = {caution.name: caution.kind for caution in found}
+    if kinds.get(significance.order[0]) == "rising" or not _claimable(significance, found):
+        longer = "" if epochs is None else f" {2 * epochs}"
+        return folder, f"the same command with --epochs{longer}, because validation was still rising"
+    if len(significance.order) > 1 and significance.one_seed:
+        return folder, "the same command with --seeds 3, because one seed says nothing about training"
+    if not significance.decided and any(_more_seeds_help(pair, significance) for pair in significance.pairs):
+        return folder, "the same command with --until-decided"
+    return folder, f"tercet doctor {shlex.quote(str(folder))}"
+
+
+def power_note(pair: Pair, significance: Significance, metric: str) -> str:
     """Size of a difference, what these seeds can detect, and how many seeds it would need."""
-    test = pair.test
-    interval = f"(95 % interval {test.low:+.1f} to {test.high:+.1f})"
-    size = f"{pair.first} leads {pair.second} by {test.difference:.1f} points {interval}"
-    if not test.difference:
-        size = f"{pair.first} and {pair.second} have equal means {interval}"
+    test, places, level = pair.test, significance.places, significance.level
+    interval = f"(95 % interval {pair.low:+.{places}f} to {pair.high:+.{places}f})"
+    if not pair.difference:
+        return f"{pair.first} and {pair.second} have equal means {interval}."
+    size = f"{pair.first} leads {pair.second} by {pair.difference:.{places}f} points {interval}"
     detectable = test.detectable(level)
     if detectable is None:
-        return f"{size}, with one seed."
-    power = f"{size}; {test.seeds} seeds detect a difference of {detectable:.1f} points with {100 * POWER:.0f} % power"
+        return f"{size}."
+    if detectable >= largest_value(metric):
+        power = f"{size}; {test.seeds} seeds are too few to detect any difference"
+    else:
+        power = (
+            f"{size}; {test.seeds} seeds detect a difference of {detectable:.{places}f} points with "
+            f"{100 * POWER:.0f} % power"
+        )
     needed = test.seeds_needed(level)
-    if not test.difference:
-        return f"{power}."
     if needed is None:
         return f"{power}, and no number of seeds would detect one this small on {test.images:,} images."
     if needed > MAX_SEEDS:
         return f"{power}, and one this small would need more than {MAX_SEEDS:,} seeds."
     return f"{power}, and one this small would need about {max(needed, test.seeds + 1)} seeds."
+
+
+def looks_note(looks: Looks, significance: Significance) -> str:
+    """What `--until-decided` did and what it cost."""
+    planned = _join([str(seeds) for seeds in looks.planned])
+    end = "decided" if significance.decided else "not decided"
+    return (
+        f"Seeds until decided: {end} at {looks.reached} seeds, after {looks.runs} runs and {_duration(looks.seconds)} "
+        f"of training; tests were planned at {planned} seeds, each with 1/{len(looks.planned)} of the error rate of "
+        f"{LEVEL}, so that p-values are {len(looks.planned)} times those of a number of seeds fixed beforehand."
+    )
 
 
 def fairness_note(steps: Mapping[str, Sequence[int]], rates: Sequence[float], *, not_tuned: str | None) -> str:
@@ -78,55 +154,201 @@ def fairness_note(steps: Mapping[str, Sequence[int]], rates: Sequence[float], *,
     return f"{training} with {rate} (not tuned: {not_tuned})."
 
 
-def _best_variant(results: Results, significance: SignificanceTable) -> str:
-    """The variant with the highest mean, or those that tie."""
-    metric, best = significance.metric, significance.order[0]
-    std = results.std(best, metric)
-    value = f"{results.mean(best, metric):.1f}" + ("" if std is None else f" ± {std:.1f}")
-    seeds = f"mean ± std over {len(results.runs[best])} seeds" if std is not None else "one seed"
-    value = f"{value} ({seeds}; {_image_count(results, best):,} {results.split} images)"
-    if len(significance.order) == 1:
-        return f"{best} has {metric} {value}; there is nothing to compare it with."
-    tied = [name for name in significance.order if results.mean(name, metric) == results.mean(best, metric)]
-    if len(tied) > 1:
-        return f"{_join(tied)} tie for the highest {metric}, {value}."
-    return f"{best} has the highest {metric}, {value}."
+@dataclass(frozen=True)
+class _Text:
+    """Sentences about one comparison. `results` is None if there are per-image values only."""
 
+    results: Results | None
+    significance: Significance
+    metric: str
+    found: Sequence[Caution]
 
-def _significant(pairs: Sequence[Pair], tests: int) -> list[str]:
-    if not pairs:
-        return []
-    sizes = [pair.test.difference for pair in pairs]
-    size = f"{sizes[0]:.1f}" if len(sizes) == 1 else f"{min(sizes):.1f} to {max(sizes):.1f}"
-    over = "over images" if pairs[0].test.seeds == 1 else "over seeds and images"
-    correction = f", Holm-corrected for {tests} comparisons" if tests > 1 else ""
-    others = _join([pair.second for pair in pairs])
-    return [
-        f"{pairs[0].first} is significantly better than {others}, by {size} points (p < {LEVEL} {over}{correction})."
-    ]
+    def statement(self) -> list[str]:
+        """What to use, and how sure that is."""
+        order, names = self.significance.order, _claimable(self.significance, self.found)
+        if len(order) == 1:
+            return [f"{order[0]} has {self._value(order[0])}; there is nothing to compare it with."]
+        if not names:
+            return [
+                f"No claim: no objective was trained to its end. {order[0]} has the highest {self._value(order[0])}."
+            ]
+        if self.significance.one_seed:
+            return self._on_these_weights(names)
+        if self.significance.baseline is not None:
+            return self._against_baseline(names, self.significance.baseline)
+        best = recommended(self.significance, self.found)
+        return self._one_best(best[0], names) if len(best) == 1 else self._several_best(best, names)
 
+    def costs(self) -> str:
+        """Seconds of training relative to the baseline, or to the fastest."""
+        if self.results is None or len(self.significance.order) < 2:
+            return ""
+        names = recommended(self.significance, self.found) or [self.significance.order[0]]
+        seconds = {
+            name: median(run.machine["seconds"] for run in of.values()) for name, of in self.results.runs.items()
+        }
+        cheapest = min(names, key=lambda name: seconds[name])
+        baseline = self.significance.baseline
+        other = min(seconds, key=lambda name: seconds[name]) if baseline is None else baseline
+        cost = f"A run of {cheapest} takes {_duration(seconds[cheapest])}"
+        if len(names) > 1:
+            cost = f"The cheapest of them to train is {cheapest}: a run takes {_duration(seconds[cheapest])}"
+        if other == cheapest:
+            return f"{cost}{', the least of all' if baseline is None else ''}."
+        ratio = seconds[cheapest] / max(seconds[other], 1e-9)
+        what = "the fastest" if baseline is None else "the baseline"
+        return f"{cost}, {ratio:.1f} times as long as {what}, {other}."
 
-def _not_significant(pairs: Sequence[Pair], significance: SignificanceTable) -> list[str]:
-    """Identical variants, the others, and a power estimate for the closest of these."""
-    sentences = []
-    identical = [pair.second for pair in pairs if pair.identical]
-    if identical:
-        verb = "has" if len(identical) == 1 else "have"
-        sentences.append(
-            f"{_join(identical)} {verb} the same {significance.metric} as {pairs[0].first} on every image and seed."
-        )
-    differing = [pair for pair in pairs if not pair.identical]
-    if not differing:
+    def cautions(self) -> list[str]:
+        """Rows without a claim, and learning rates that may be elsewhere."""
+        sentences = []
+        for kind, why in NO_CLAIM.items():
+            of_kind = [f"{caution.name} ({caution.measured})" for caution in self.found if caution.kind == kind]
+            if of_kind:
+                sentences.append(f"No claim is made about {_join(of_kind)}: {why}.")
+        ends = [f"{caution.name} ({caution.measured})" for caution in self.found if caution.kind == "rate at the end"]
+        if ends:
+            rates = "The learning rate of" if len(ends) == 1 else "The learning rates of"
+            sentences.append(f"{rates} {_join(ends)} {'is' if len(ends) == 1 else 'are'} at the end of the search.")
         return sentences
-    others = _join([pair.second for pair in differing])
-    sentences.append(f"{differing[0].first} is not significantly better than {others}.")
-    sentences.append(power_note(differing[0], significance.level))
-    return sentences
+
+    def _one_best(self, best: str, names: Sequence[str]) -> list[str]:
+        """Everybody else is worse than somebody, not necessarily than the best."""
+        pairs = [pair for pair in self.significance.of(best) if {pair.first, pair.second} <= set(names)]
+        beaten = [pair for pair in pairs if pair.significant]
+        others = [pair.second if pair.first == best else pair.first for pair in pairs if not pair.significant]
+        sentences = [f"Use {best}: {self._value(best)}.", *self._better("It is", beaten)]
+        if others:
+            sentences.append(f"It cannot be told apart from {_join(others)}, which another one is better than.")
+        return sentences
+
+    def _several_best(self, best: Sequence[str], names: Sequence[str]) -> list[str]:
+        undecided = [pair for pair in self.significance.pairs if {pair.first, pair.second} <= set(best)]
+        open_pairs = [pair for pair in undecided if not pair.decided]
+        within = f"within {self.significance.rope:g} points of each other" if self.significance.rope else ""
+        if not open_pairs and undecided:
+            alike = within if any(not pair.identical for pair in undecided) else "the same on every image and seed"
+            sentences = [f"Use any of {_join(best)}: {self._values(best)}; they are {alike}."]
+        else:
+            sentences = [f"Use any of {_join(best)}: {self._values(best)}; which is best cannot be told."]
+        beaten = [name for name in names if name not in best]
+        if beaten:
+            verb = "is" if len(beaten) == 1 else "are each"
+            sentences.append(f"{_join(beaten)} {verb} worse than at least one of them ({self._test()}).")
+        sentences += self._untested(best)
+        if open_pairs:
+            sentences.append(power_note(open_pairs[0], self.significance, self.metric))
+        return sentences
+
+    def _against_baseline(self, names: Sequence[str], baseline: str) -> list[str]:
+        """Answers to Dunnett's question: which differ from the baseline?"""
+        if baseline not in names:
+            return [f"No claim: the baseline {baseline} was not trained to its end."]
+        pairs = [pair for pair in self.significance.of(baseline) if {pair.first, pair.second} <= set(names)]
+        better = [pair for pair in pairs if pair.significant and pair.second == baseline]
+        worse = [pair for pair in pairs if pair.significant and pair.first == baseline]
+        other = [pair for pair in pairs if not pair.significant]
+        first = (
+            f"Use {better[0].first}: {self._value(better[0].first)}."
+            if better
+            else f"Stay with {baseline}: {self._value(baseline)}."
+        )
+        sentences = [first]
+        if better:
+            those = _join([pair.first for pair in better])
+            sizes = self._sizes(better)
+            sentences.append(f"Better than the baseline {baseline}, by {sizes} points: {those} ({self._test()}).")
+        else:
+            sentences.append("None is better than the baseline.")
+        if worse:
+            sentences.append(f"Worse, by {self._sizes(worse)} points: {_join([pair.second for pair in worse])}.")
+        close = [_other(pair, baseline) for pair in other if pair.equivalent]
+        if close:
+            sentences.append(f"Within {self.significance.rope:g} points of it: {_join(close)}.")
+        undecided = [pair for pair in other if not pair.decided]
+        if undecided:
+            sentences.append(f"Cannot be told apart from it: {_join([_other(pair, baseline) for pair in undecided])}.")
+            sentences.append(power_note(undecided[0], self.significance, self.metric))
+        return sentences + self._untested([baseline])
+
+    def _on_these_weights(self, names: Sequence[str]) -> list[str]:
+        best = names[0]
+        better = [pair for pair in self.significance.of(best) if pair.significant and pair.second in names]
+        sentences = [f"On these very weights {best} has the highest {self._value(best)}."]
+        if better:
+            others = _join([pair.second for pair in better])
+            sentences.append(f"They rank these images better than those of {others} ({self._test()}).")
+        return [*sentences, "One seed says nothing about training: with another seed the order may be another."]
+
+    def _better(self, start: str, pairs: Sequence[Pair]) -> list[str]:
+        if not pairs:
+            return []
+        others = _join([pair.second for pair in pairs])
+        return [f"{start} better than {others}, by {self._sizes(pairs)} points ({self._test()})."]
+
+    def _sizes(self, pairs: Sequence[Pair]) -> str:
+        places, sizes = self.significance.places, [pair.difference for pair in pairs]
+        smallest, largest = (f"{size:.{places}f}" for size in (min(sizes), max(sizes)))
+        return smallest if smallest == largest else f"{smallest} to {largest}"
+
+    def _test(self) -> str:
+        tests = len(self.significance.pairs)
+        over = "images" if self.significance.one_seed else "seeds and images"
+        correction = f", Holm-corrected for {tests} comparisons" if tests > 1 else ""
+        return f"p < {LEVEL} over {over}{correction}"
+
+    def _untested(self, names: Sequence[str]) -> list[str]:
+        pairs = [pair for pair in self.significance.untested if set(pair) & set(names)]
+        return [f"{first} shares too few seeds with {second} for a test." for first, second in pairs]
+
+    def _value(self, name: str) -> str:
+        """`rsum 408.2 ± 0.5 (mean ± std over 3 seeds; 1,000 test images)`."""
+        of, places = self.significance, self.significance.places
+        std = of.stds[name]
+        value = f"{of.means[name]:.{places}f}" + ("" if std is None else f" ± {std:.{places}f}")
+        seeds = f"mean ± std over {of.seeds[name]} seeds" if std is not None else "one seed"
+        return f"{self.metric} {value} ({seeds}; {self._images()})"
+
+    def _values(self, names: Sequence[str]) -> str:
+        of, places = self.significance, self.significance.places
+        means = [of.means[name] for name in names]
+        lowest, highest = (f"{mean:.{places}f}" for mean in (min(means), max(means)))
+        seeds = {of.seeds[name] for name in names}
+        count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+        value = lowest if lowest == highest else f"{lowest} to {highest}"
+        return f"{self.metric} {value} (means over {count} seeds; {self._images()})"
+
+    def _images(self) -> str:
+        return f"{self.significance.images:,} {'' if self.results is None else f'{self.results.split} '}images"
 
 
-def _image_count(results: Results, name: str) -> int:
-    run = next(iter(results.runs[name].values()))
-    return int(run.metrics["i2t_queries"])
+def _claimable(significance: Significance, found: Sequence[Caution]) -> list[str]:
+    void = {caution.name for caution in found if caution.voids}
+    return [name for name in significance.order if name not in void]
+
+
+def _more_seeds_help(pair: Pair, significance: Significance) -> bool:
+    return not pair.decided and pair.test.seeds_needed(significance.level) is not None
+
+
+def _best_run(results: Results, name: str) -> Path:
+    """The run with the best validation; the first without validation."""
+
+    def selected(folder: Path) -> float:
+        select_metric = str(runs.read_settings(folder).get("select_metric", "rsum"))
+        return max(runs.read_selection(folder, select_metric), default=0.0)
+
+    return max((run.folder for _, run in sorted(results.runs[name].items())), key=selected)
+
+
+def _other(pair: Pair, name: str) -> str:
+    return pair.second if pair.first == name else pair.first
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def _join(names: Sequence[str]) -> str:

@@ -247,12 +247,11 @@ def own_constant(plan: PlannedRun) -> str | None:
 
 def best_validation(folder: Path, select_metric: str) -> float | None:
     """Maximum over epochs of the metric that selects the checkpoint."""
-    epochs = runs.read_validation(folder)
-    return max((sum(line[name] for name in select_metric.split("+")) for line in epochs), default=None)
+    return max(runs.read_selection(folder, select_metric), default=None)
 
 
 def tuning_note(searches: Mapping[str, Sequence[Search]]) -> str:
-    """Sentence on how settings were chosen, and for which variants the range was too narrow."""
+    """Sentence on how settings were chosen."""
     if not any(searches.values()):
         return ""
     settings = list(dict.fromkeys(search.setting for tuned in searches.values() for search in tuned))
@@ -261,19 +260,10 @@ def tuning_note(searches: Mapping[str, Sequence[Search]]) -> str:
     named = list(dict.fromkeys(named))
     what = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     trials = sum(len(search.screening) + len(search.final) for search in max(searches.values(), key=len))
-    note = (
+    return (
         f"The {what} of each objective {'was' if len(named) == 1 else 'were'} tuned on validation: the same budget of "
         f"{trials} short runs each, with seeds that are not reported."
     )
-    ends = [
-        name for name, tuned in searches.items() for search in tuned if search.at_end and search.setting != "epochs"
-    ]
-    if ends:
-        note += (
-            f" The best value that was tried is at an end of its range for {', '.join(ends)}: a wider "
-            "range (--tune-factors) may give more."
-        )
-    return note
 
 
 def tuning_table(searches: Mapping[str, Sequence[Search]]) -> Table:

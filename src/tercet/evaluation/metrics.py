@@ -129,6 +129,14 @@ def metric_names(*, larger_is_better: bool = False) -> list[str]:
     return ["rsum", *(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in [*names, "ar"])]
 
 
+def largest_value(metric: str) -> float:
+    """The largest value that a metric can have; infinity if it is not known."""
+    if metric == "rsum":
+        return sum(map(largest_value, RECALLS))
+    name = metric.partition("_")[2]
+    return METRICS[name].scale if name in METRICS else 100.0 if name == "ar" else np.inf
+
+
 def _precision_within(ranks: QueryRanks, depth: np.ndarray) -> PerQuery:
     """The sum of precision at hits within a depth per query."""
     return ranks.sum(ranks.nth / ranks.rank * (ranks.rank <= depth[ranks.query]))

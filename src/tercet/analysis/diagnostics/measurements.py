@@ -1,14 +1,16 @@
 """Measurements of `tercet doctor`: the record of a run, and pure statistics of similarities, embeddings, gradients."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan, nan
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from tercet.evaluation import RankTable
 from tercet.interfaces import Objective
 from tercet.objectives.aoq import BoundAOQ
 from tercet.types import PairMask, Similarity
@@ -90,6 +92,27 @@ class Measurements:
 def nan_max(a: float, b: float) -> float:
     """The larger number, or NaN if either is NaN; the result of `max` would depend on their order."""
     return nan if isnan(a) or isnan(b) else max(a, b)
+
+
+def rise_and_fall(curve: Sequence[float]) -> tuple[float | None, float | None]:
+    """Rise of validation over the last third of the epochs, and its fall after its best epoch; see `Measurements`.
+
+    None if there is only one epoch or nothing was learned, NaN if a value is not finite.
+    """
+    if not all(map(isfinite, curve)):
+        return nan, nan
+    if len(curve) < 2 or max(curve) <= 0:
+        return None, None
+    before, best = curve[-1 - -(-len(curve) // 3)], max(curve)
+    return (curve[-1] - before) / best, (best - curve[-1]) / best
+
+
+def shares_ahead(ranks: RankTable, *, images: int, captions: int) -> tuple[float, float]:
+    """Mean share of negatives ranked ahead of a positive, image to text and text to image."""
+    image = ranks.image("i2t")
+    negative_captions = captions - np.bincount(image, minlength=images)[image]
+    i2t = (ranks.rank_negatives("i2t") - 1) / np.maximum(negative_captions, 1)
+    return float(np.mean(i2t)), float(np.mean((ranks.rank_negatives("t2i") - 1) / max(images - 1, 1)))
 
 
 def spread(similarity: Similarity) -> float:

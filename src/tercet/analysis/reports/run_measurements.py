@@ -7,10 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from math import isfinite, nan
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -23,6 +21,8 @@ from tercet.analysis.diagnostics.measurements import (
     k_occurrence,
     modality_gap,
     nearest_cosine,
+    rise_and_fall,
+    shares_ahead,
     skewness,
     spread,
 )
@@ -32,7 +32,7 @@ from tercet.data.dataset import PairedData, Source
 from tercet.data.samplers import seeded
 from tercet.evaluation import evaluate_tiles
 from tercet.evaluation.blocked_similarity import Tiles
-from tercet.training.eval_loop import Encoded, selection_value, tiles_of
+from tercet.training.eval_loop import Encoded, tiles_of
 from tercet.types import Similarity
 
 MAX_IMAGES = 2000  # images per split in the sample
@@ -179,35 +179,16 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
 
 def _rank_measurements(loaded: LoadedRun) -> dict[str, Any]:
     """From ranks among negatives, divided by the number of negatives, which differs between the directions."""
-    ranks, owners = loaded.ranks, loaded.held_out.owners.numpy()
     images = len(loaded.held_out.images)
-    negative_captions = len(owners) - np.bincount(owners, minlength=images)[ranks.image("i2t")]
-    return {
-        "ahead_i2t": float(np.mean((ranks.rank_negatives("i2t") - 1) / np.maximum(negative_captions, 1))),
-        "ahead_t2i": float(np.mean((ranks.rank_negatives("t2i") - 1) / max(images - 1, 1))),
-        "images": images,
-    }
+    i2t, t2i = shares_ahead(loaded.ranks, images=images, captions=len(loaded.held_out.owners))
+    return {"ahead_i2t": i2t, "ahead_t2i": t2i, "images": images}
 
 
 def _curve_measurements(loaded: LoadedRun) -> dict[str, Any]:
     """From the validation metric that selects the checkpoint, by epoch."""
-    lines = runs.read_validation(loaded.folder)
-    names = loaded.settings.select_metric.split("+")
-    curve = [
-        selection_value({name: _number(line.get(name)) for name in names}, loaded.settings.select_metric)
-        for line in lines
-    ]
-    if not all(map(isfinite, curve)):
-        return {"validations": len(curve), "rise": nan, "fall": nan}
-    if len(curve) < 2 or max(curve) <= 0:
-        return {"validations": len(curve), "rise": None, "fall": None}
-    before, best = curve[-1 - -(-len(curve) // 3)], max(curve)
-    return {"validations": len(curve), "rise": (curve[-1] - before) / best, "fall": (best - curve[-1]) / best}
-
-
-def _number(value: Any) -> float:
-    """NaN for null, which is how NaN is written to the file."""
-    return float(value) if isinstance(value, int | float) else nan
+    curve = runs.read_selection(loaded.folder, loaded.settings.select_metric)
+    rise, fall = rise_and_fall(curve)
+    return {"validations": len(curve), "rise": rise, "fall": fall}
 
 
 def _rsum_measurements(loaded: LoadedRun) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from tercet import runs
 from tercet.comparison.results import Results
-from tercet.evaluation.metrics import CROSS_SHARES
+from tercet.evaluation.metrics import CROSS_SHARES, largest_value
 from tercet.evaluation.significance import compare_runs
 from tercet.reporting.svg_figure import (
     SERIES,
@@ -63,7 +63,7 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             axes.set_yticks(range(len(names)), [short_label(name) for name in names])
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
-            axes.set_xlim(0, min(axes.get_xlim()[1], _largest(panel_metric)))  # an interval may reach further
+            axes.set_xlim(0, min(axes.get_xlim()[1], largest_value(panel_metric)))  # an interval may reach further
             axes.set_title(_metric_label(panel_metric))
         return render_figure(
             canvas,
@@ -220,8 +220,7 @@ def costs(results: Results, names: Sequence[str]) -> Figure:
 
 def _interval(results: Results, name: str, metric: str) -> tuple[float, float]:
     values = results.per_image(name, sorted(results.runs[name]), metric)
-    test = compare_runs(values, np.zeros_like(values))
-    return test.low, test.high
+    return compare_runs(values, np.zeros_like(values)).interval()
 
 
 def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -229,11 +228,6 @@ def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tup
     size = max(1, len(steps) // points)
     length = len(steps) // size * size
     return steps[:length].reshape(-1, size).mean(axis=1), values[:length].reshape(-1, size).mean(axis=1)
-
-
-def _largest(metric: str) -> float:
-    """The largest possible value: recalls are in percent."""
-    return 600.0 if metric == "rsum" else 100.0 if metric.rpartition("_")[2] in ("r1", "r5", "r10", "ar") else np.inf
 
 
 def _metric_label(metric: str) -> str:

@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float, Int
 
 from tercet import runs
 from tercet.comparison.compare import Comparison
+from tercet.comparison.family import pairs_table
 from tercet.comparison.report import figures
-from tercet.comparison.results import cost_table, equal_budget_table, pairs_table
+from tercet.comparison.results import cost_table, equal_budget_table
 from tercet.comparison.tuning import tuning_table
 from tercet.data.dataset import Split
 from tercet.evaluation import RankTable
@@ -33,6 +34,7 @@ def write_report(comparison: Comparison) -> Path:
         runs.write_artifact(comparison.folder, f"figures/{figure.name}.png", figure.png)
         runs.write_artifact(comparison.folder, f"figures/{figure.name}.svg", figure.file_svg)
     machine, settings = _first_run(comparison)
+    best_run, command = comparison.next_step()
     content = render_page(
         "report.html",
         comparison=comparison,
@@ -43,6 +45,8 @@ def write_report(comparison: Comparison) -> Path:
         max_lines=MAX_LINES,
         examples=_examples(comparison, embedded),
         failures=comparison.results.failures,
+        best_run=best_run,
+        next_command=command,
         machine=machine,
         settings_json=json.dumps(settings, indent=2, sort_keys=True),
     )
@@ -73,7 +77,7 @@ def _figures(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> l
     names, seed = order[:MAX_LINES], _shared_seed(comparison)
     histograms = {name: figures.similarities(embedded[name]) for name in names if name in embedded}
     drawn = [
-        figures.recalls(results, order, comparison.significance.metric),
+        figures.recalls(results, order, comparison.settings.metric),
         figures.rank_changes(results, order[0], order[1], seed) if seed is not None and len(order) > 1 else None,
         figures.learning_curves(results, names),
         figures.contributing_negatives(results, names),
@@ -117,8 +121,9 @@ def _pairs(comparison: Comparison) -> dict[str, Table] | None:
     """All pairs, and those with the best variant; None if there are no pairs."""
     if not comparison.significance.pairs:
         return None
-    every = pairs_table(comparison.significance)
-    with_best = {f"{pair.first} - {pair.second}" for pair in comparison.significance.against_best()}
+    significance = comparison.significance
+    every = pairs_table(significance, comparison.settings.metric)
+    with_best = {f"{pair.first} - {pair.second}" for pair in significance.of(significance.order[0])}
     return {"all": every, "with_best": replace(every, rows=[row for row in every.rows if row[0] in with_best])}
 
 
