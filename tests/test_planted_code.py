@@ -33,11 +33,11 @@ from tercet.models.parts.backbone import hugging_face_model
 from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.index import open_index
 from tercet.search.searcher import Searcher
-from tercet.storage import seal
+from tercet.storage import SEAL, seal, write_manifest
 from tercet.training.checkpoint import newest_state, save_state
 from tercet.training.mine_run import _read_cached
-from tests.checksums import record_again
-from tests.commands import nothing_trusted, tercet
+from tests.checksums import forge, record_again
+from tests.commands import Done, nothing_trusted, tercet
 from tests.search.small_indexes import model, shared_index
 from tests.shared_runs import SMALL, small_run
 from tests.tiny_models import save_clip
@@ -173,13 +173,19 @@ LEVELS = ["functions", pytest.param("commands", marks=pytest.mark.slow)]
 
 
 def read_all(kind, folder, level, marker):
-    """Call every reader; each succeeds, or refuses in one line."""
+    """Call every reader; each succeeds, or refuses in one line. Forged checksums are not the reason."""
     out = folder.with_name(f"out_{folder.name}")
     commands = [partial(command, out=out) for command in COMMANDS[kind]] if level == "commands" else []
     for read in [*READERS[kind], *commands]:
-        with contextlib.suppress(ValueError):
-            read(folder)
+        reason = ""
+        try:
+            done = read(folder)
+            reason = done.stderr if isinstance(done, Done) else ""
+        except ValueError as error:
+            reason = str(error)
         assert not marker.exists()
+        assert "was changed" not in reason
+        assert "checksum mismatch" not in reason
 
 
 FILES = {
@@ -206,14 +212,13 @@ def test_every_file_is_on_the_list(kind):
     assert {name for name in present if Path(name).name not in HARMLESS} == set(FILES[kind])
 
 
-def forge(manifest, folder):
+def forge_checksums(manifest, folder):
     """Checksums of the planted files, where the manifest is still one."""
     with contextlib.suppress(ValueError, KeyError):
-        content = json.loads(manifest.read_text())
         if manifest.name == "mined.json":
             names = [f"{direction}{suffix}.npy" for direction in ("i2t", "t2i") for suffix in ("", "_similarity")]
             joined = b"".join((folder / name).read_bytes() for name in names)
-            manifest.write_text(json.dumps(content | {"checksum": hashlib.sha256(joined).hexdigest()[:16]}))
+            forge(manifest, checksum=hashlib.sha256(joined).hexdigest()[:16])
         else:
             record_again(manifest, next(folder.glob("generation_*"), folder))
 
@@ -227,7 +232,7 @@ def test_no_payload_runs(tmp_path, kind, name, level):
         folder, marker = tmp_path / payload, tmp_path / "ran"
         shutil.copytree(source, folder)
         PAYLOADS[payload](folder / name, marker)
-        forge(folder / manifest, folder)
+        forge_checksums(folder / manifest, folder)
         read_all(kind, folder, level, marker)
 
 
@@ -291,7 +296,10 @@ def change(file, **changes):
         for name in path:
             part = part[name]
         part[last] = value
-    file.write_text(json.dumps(content))
+    if content.pop(SEAL, None) is None:
+        file.write_text(json.dumps(content))
+    else:
+        write_manifest(file, content)
 
 
 # kind, file, setting that names code
@@ -334,7 +342,7 @@ def test_no_named_code_runs(tmp_path, monkeypatch, kind, name, setting, form, le
     change(folder / name, **{setting: named})
     if setting == "objective":
         change(folder / name, objective_settings={})
-    forge(folder / manifest, folder)
+    forge_checksums(folder / manifest, folder)
     with nothing_trusted():
         read_all(kind, folder, level, marker)
 

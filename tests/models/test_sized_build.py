@@ -1,6 +1,5 @@
 """A configuration cannot ask for more memory than the weights beside it need."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +9,8 @@ import tercet
 from tercet.inference import Preprocessor, Retriever
 from tercet.models import build
 from tercet.models.sized_build import at_most
+from tercet.storage import write_manifest
+from tests.checksums import forge, manifest_of
 from tests.search.small_indexes import model
 
 LARGE = 1_000_000  # squared, four terabytes
@@ -37,14 +38,14 @@ MODELS = {"heads": heads, "vsepp": lambda: model("vsepp"), "xvlm": lambda: model
 def test_sizes_beyond_the_weights_are_refused_at_once(tmp_path, system, path):
     MODELS[system]().save(tmp_path / "model")
     file = tmp_path / "model" / "config.json"
-    config = json.loads(file.read_text())
+    config = manifest_of(file)
     settings = config["settings"]
     for name in path[:-1]:
         settings = settings[name]
     settings[path[-1]] = LARGE
     if system == "heads":
         config["settings"]["caption_dim"] = LARGE
-    file.write_text(json.dumps(config))
+    write_manifest(file, config)
     with pytest.raises(ValueError, match="larger model than the weights") as error:
         tercet.load(tmp_path / "model")
     assert len(str(error.value).splitlines()) == 1
@@ -54,9 +55,7 @@ def test_sizes_beyond_the_weights_are_refused_at_once(tmp_path, system, path):
 def test_other_shapes_are_named(tmp_path):
     heads().save(tmp_path / "model")
     file = tmp_path / "model" / "config.json"
-    config = json.loads(file.read_text())
-    config["settings"]["image_dim"] = 7
-    file.write_text(json.dumps(config))
+    forge(file, settings=manifest_of(file)["settings"] | {"image_dim": 7})
     with pytest.raises(ValueError, match=r"wrong shape: image_head\.linear\.weight \(4, 6\), expected \(4, 7\)"):
         tercet.load(tmp_path / "model")
 
