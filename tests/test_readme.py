@@ -41,3 +41,11 @@ def test_papers_name_files_that_exist():
         (ROOT / "PAPERS.md").read_text(),
     ):
         assert (ROOT / "src/tercet" / name).is_file(), name
+
+
+def test_the_security_page_names_what_exists():
+    page = (ROOT / "SECURITY.md").read_text()
+    named = re.findall(r"`(tests/[\w/.]+|[\w-]+\.txt)`", page)
+    assert len(named) >= 8
+    assert all((ROOT / name).exists() for name in named)
+    assert all(f"\n{target}: " in (ROOT / "Makefile").read_text() for target in re.findall(r"`make ([\w-]+)`", page))
