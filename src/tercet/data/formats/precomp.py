@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
-from tercet.data.feature_array import FeatureArray, map_array
+from tercet.data.feature_array import FLOATS, FeatureArray, map_array
 from tercet.data.formats.builder import ImageFolder, sort_splits
 from tercet.data.image_io import ImageFiles
 from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines, read_json
@@ -310,9 +310,9 @@ def _rows(
 def _lengths(file: Path, array: np.ndarray | None, index: np.ndarray | None) -> np.ndarray | None:
     if array is None or not file.is_file():
         return None
-    lengths = map_array(file, ["row"], INTEGERS)
+    lengths = map_array(file, ["row"], (*INTEGERS, *FLOATS))
     regions = array.shape[1] if array.ndim == 3 else 0
-    fits = lengths.shape == (len(array),)
+    fits = lengths.shape == (len(array),) and lengths.dtype.kind in "iu"
     if not fits or not ((lengths >= 1) & (lengths <= regions)).all():
         expected = f"{len(array)} integers from 1 to {regions}, one per feature row"
         actual = f"{lengths.min()} to {lengths.max()}" if fits else f"{lengths.dtype} of shape {lengths.shape}"
