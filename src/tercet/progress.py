@@ -99,7 +99,8 @@ class ConsoleProgress(Progress):
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.rich.stop()
+        if not self.rich.disable:  # older versions of rich would print an empty line
+            self.rich.stop()
 
 
 class _ConsoleBar(Bar):

@@ -212,7 +212,7 @@ class _ResumePosition:
         content = sealed_content(file)
         self.done: dict[str, tuple[int, str]] = {} if content is None else json.loads(content)
 
-    def resume(self, file: Path, batches: list[Int[Tensor, " _"]]) -> tuple[np.memmap | None, int, "hashlib._Hash"]:
+    def resume(self, file: Path, batches: list[Int[Tensor, " _"]]) -> "tuple[np.memmap | None, int, hashlib._Hash]":
         """The array, the number of its batches that are done and their digest; none if what is there is damaged."""
         done, checksum = self.done.get(file.name, (0, ""))
         digest = hashlib.sha256()
