@@ -22,10 +22,11 @@ from tercet.data.scenes import scenes
 from tercet.models import build
 from tercet.reporting.html import environment, query_item, render_page
 from tercet.reporting.table_formats import Cell, Table
-from tercet.storage import sha256_of
+from tercet.storage import sha256_of, write_manifest
 from tercet.training.eval_loop import EmbeddedSplit
 from tests.analysis.reports.hostile_names import write_hostile_data
 from tests.browser import check_in_browser
+from tests.checksums import manifest_of
 
 PACKAGE = Path(tercet.__file__).parent
 SCRIPT = "\"'><script>alert(1)</script>{{ 7 * 7 }}"
@@ -99,13 +100,14 @@ def damaged(compared):
     files = [folder / name for folder in folders for name in (runs.SETTINGS, runs.MACHINE)]
     originals = {file: file.read_text() for file in files}
     for file, text in originals.items():
-        content = json.loads(text)
+        if file.name == runs.SETTINGS:
+            file.write_text(json.dumps(with_script(json.loads(text))))
+            continue
+        content = manifest_of(file)
         # There may be no git; only finished runs are read, and only with the right checksums.
-        kept = {}
-        if file.name == runs.MACHINE:
-            settings = sha256_of([file.parent / runs.SETTINGS])
-            kept = {"ended": content["ended"], "checksums": content["checksums"] | {runs.SETTINGS: settings}}
-        file.write_text(json.dumps(with_script({"commit": ""} | content) | kept))
+        settings = sha256_of([file.parent / runs.SETTINGS])
+        kept = {"ended": content["ended"], "checksums": content["checksums"] | {runs.SETTINGS: settings}}
+        write_manifest(file, with_script({"commit": ""} | content) | kept)
     yield
     for file, text in originals.items():
         file.write_text(text)
