@@ -1,4 +1,8 @@
-"""Names on the hub without a connection: one line within seconds, and the local cache where it has the model."""
+"""Hugging Face: a version too old, or a name on the hub without a connection, is one line within seconds."""
+
+import re
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +40,19 @@ def test_a_closed_port_is_not_reachable(monkeypatch):
     hub.is_reachable.cache_clear()
     assert not hub.is_reachable()
     hub.is_reachable.cache_clear()
+
+
+def test_without_the_package_or_with_an_old_one_the_command_that_installs_it_is_named(monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "5.19.0")
+    with pytest.raises(ValueError, match=r"encoders need transformers 5\.20\.2 or newer, found 5\.19\.0: pip install"):
+        image_encoder("some/model")
+    monkeypatch.setattr("transformers.__version__", "5.21.0.dev0")
+    assert hub.transformers_for("backbones")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"encoders need transformers: pip install 'tercet\[hf\]'"):
+        image_encoder("some/model")
+
+
+def test_the_minimum_is_the_declared_one():
+    declared = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    assert set(re.findall(r"transformers>=([\d.]+)", declared)) == {hub.MINIMUM_TRANSFORMERS}

@@ -1,13 +1,37 @@
-"""Names on the Hugging Face hub: without a connection, an error within seconds. Code from the hub is never run."""
+"""Hugging Face: the package in a version that works; names on the hub, with an error within seconds if there is no
+connection. Code from the hub is never run.
+"""
 
 import os
+import re
 import socket
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
 CONNECTION_TIMEOUT = 3.0  # seconds; the hub's own client tries again and again for minutes
+# Earlier ones name the parts of Swin otherwise, or prepare images only with torchvision.
+MINIMUM_TRANSFORMERS = "5.20.2"
+
+
+def transformers_for(what: str) -> ModuleType:
+    """The package transformers, or `ValueError` with the command that installs it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"{what} need transformers: pip install 'tercet[hf]'") from error
+    if _numbers(transformers.__version__) < _numbers(MINIMUM_TRANSFORMERS):
+        raise ValueError(
+            f"{what} need transformers {MINIMUM_TRANSFORMERS} or newer, found {transformers.__version__}: "
+            "pip install --upgrade 'tercet[hf]'"
+        )
+    return transformers
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
 def hub_options(name: str) -> dict[str, Any]:
@@ -31,8 +55,7 @@ def hub_options(name: str) -> dict[str, Any]:
 
 def pretrained_config(name: str) -> Any:
     """The configuration of a model in a folder or on the hub."""
-    from transformers import AutoConfig
-
+    AutoConfig = transformers_for("pretrained models").AutoConfig
     return without_code(AutoConfig.from_pretrained(name, trust_remote_code=False, **hub_options(name)))
 
 

@@ -253,6 +253,16 @@ def test_tensors_of_a_checkpoint_that_do_not_fit_are_reported(change, message):
         load_states(model, convert_states([change(state)], model), RENAMES, "file")
 
 
+def test_of_many_problems_the_first_are_reported_and_all_are_counted():
+    state = states_of(golden("xvlm_retrieval"), ["state."])[0]
+    model = XVLM(XVLMSettings(**infer_settings([state], {}) | {"text": text_config()}))
+    fitting = len(model.state_dict())
+    with pytest.raises(ValueError, match="nothing was loaded: missing") as caught:
+        load_states(model, [{}], RENAMES, "file")
+    assert str(caught.value).count("missing: ") == 10
+    assert str(caught.value).endswith(f"and {fitting - 10} more")
+
+
 def test_the_heads_of_a_published_bert_are_64_wide():
     state = states_of(golden("xvlm_retrieval"), ["state."])[0]
     inferred = infer_settings([state], {})

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from tercet.data.image_io import ImageFiles, content_checksum
-from tercet.hub import hub_options
+from tercet.hub import hub_options, transformers_for
 
 Crop = Literal["none", "area", "half", "sides"]
 """Random crop of training images, with a horizontal flip half of the time: `area` crops 8 to 100 % of the area at an
@@ -115,10 +115,7 @@ class Pixels:
 
 def pretrained_transform(name: str) -> TransformSettings:
     """The image preprocessing of a Hugging Face model, by name or local path."""
-    try:
-        from transformers import AutoImageProcessor
-    except ImportError as error:
-        raise ValueError("pretrained models need transformers: pip install 'tercet[hf]'") from error
+    AutoImageProcessor = transformers_for("pretrained models").AutoImageProcessor
     try:
         config: dict[str, Any] = AutoImageProcessor.from_pretrained(
             name, trust_remote_code=False, **hub_options(name)

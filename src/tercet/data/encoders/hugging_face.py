@@ -12,7 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from tercet.data.text.tokenized import pretrained_tokenizer
-from tercet.hub import hub_options, pretrained_config
+from tercet.hub import hub_options, pretrained_config, transformers_for
 from tercet.interfaces import ImageFeatures, TextFeatures
 
 if TYPE_CHECKING:
@@ -75,15 +75,13 @@ class PretrainedTexts:
 
 
 def _load(name: str) -> Any:
-    try:
-        from transformers import AutoModel
-        from transformers.utils import logging
-    except ImportError as error:
-        raise ValueError("Hugging Face encoders need transformers: pip install 'tercet[hf]'") from error
-    logging.disable_progress_bar()  # Tercet has its own
+    transformers = transformers_for("Hugging Face encoders")
+    transformers.utils.logging.disable_progress_bar()  # Tercet has its own
     try:
         config = pretrained_config(name)
-        model = AutoModel.from_pretrained(name, config=config, trust_remote_code=False, **hub_options(name))
+        model = transformers.AutoModel.from_pretrained(
+            name, config=config, trust_remote_code=False, **hub_options(name)
+        )
         return model.float().eval()  # whatever dtype it was saved in
     except pickle.UnpicklingError as error:
         raise ValueError(f"{name}: its weights are a pickle with code, which is not run") from error
@@ -92,8 +90,7 @@ def _load(name: str) -> Any:
 
 
 def _image_processor(name: str) -> Any:
-    from transformers import AutoImageProcessor
-
+    AutoImageProcessor = transformers_for("Hugging Face encoders").AutoImageProcessor
     try:
         return AutoImageProcessor.from_pretrained(name, use_fast=False, trust_remote_code=False, **hub_options(name))
     except (OSError, ValueError, KeyError) as error:

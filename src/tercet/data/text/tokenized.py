@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet.data.text.vocabulary import PAD, UNKNOWN, Vocabulary
-from tercet.hub import hub_options
+from tercet.hub import hub_options, transformers_for
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 
@@ -89,10 +89,7 @@ def tokenize_pretrained(texts: Sequence[str], name: str, *, max_length: int | No
 
 
 def pretrained_tokenizer(name: str) -> Any:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ValueError("pretrained tokenizers need transformers: pip install 'tercet[hf]'") from error
+    AutoTokenizer = transformers_for("pretrained tokenizers").AutoTokenizer
     if Path(name).is_dir() and not any(any(Path(name).glob(pattern)) for pattern in TOKENIZER_FILES):
         # Without these files, transformers silently creates a tokenizer with an empty vocabulary.
         raise ValueError(f"{name}: no tokenizer found: expected one of {', '.join(TOKENIZER_FILES)}")

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from tercet.hub import hub_options, pretrained_config, without_code
+from tercet.hub import hub_options, pretrained_config, transformers_for, without_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -112,10 +112,7 @@ def max_positions(config: dict[str, Any] | str) -> int:
 
 def hugging_face_model(config: dict[str, Any] | str) -> Any:
     """A Hugging Face model: by name or path with its weights, or from a configuration with random weights."""
-    try:
-        from transformers import AutoModel
-    except ImportError as error:
-        raise ValueError("backbones need transformers: pip install 'tercet[hf]'") from error
+    AutoModel = transformers_for("backbones").AutoModel
     if isinstance(config, dict):
         return AutoModel.from_config(_config(config), trust_remote_code=False)
     try:
@@ -140,10 +137,7 @@ def hugging_face_model(config: dict[str, Any] | str) -> Any:
 
 
 def _config(config: dict[str, Any] | str) -> Any:
-    try:
-        from transformers import AutoConfig
-    except ImportError as error:
-        raise ValueError("backbones need transformers: pip install 'tercet[hf]'") from error
+    AutoConfig = transformers_for("backbones").AutoConfig
     if isinstance(config, dict):
         settings = dict(config)
         if "model_type" not in settings:
