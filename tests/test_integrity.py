@@ -231,7 +231,7 @@ def test_a_flipped_bit_of_each_manifest_is_named(tmp_path, run, index):
     for manifest, read in readers.items():
         read()
         content = manifest.read_bytes()
-        flip_bit(manifest, content.rindex(b'"format_version": 1') - 20)  # in another value
+        flip_bit(manifest, content.rindex(f'"format_version": {FORMAT_VERSION}'.encode()) - 20)  # in another value
         with pytest.raises(ValueError, match=manifest.name):
             read()
 
