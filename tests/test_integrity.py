@@ -13,7 +13,7 @@ from tercet.data import paired
 from tercet.data.formats import open_data
 from tercet.data.hard_negatives import open_mined
 from tercet.search.index import open_index
-from tercet.storage import write_manifest
+from tercet.storage import FORMAT_VERSION, write_manifest
 from tercet.training.train import Loop
 from tests.checksums import flip_bit, forge, manifest_of, record_again
 from tests.search.small_indexes import model
