@@ -1,6 +1,6 @@
 """Training: one run from settings to a finished run folder (`tercet train`, `tercet.train`), and the training loop.
 
-`Loop.run` is the whole of it: epochs, batches, steps, then validation, checkpoint and log in the order in which they
+`Loop.steps` is the whole of it: epochs, batches, steps, then validation, checkpoint and log in the order in which they
 happen. All randomness in a step comes from the seed of that step, so an interrupted and resumed run makes exactly the
 steps of an uninterrupted one.
 """
@@ -9,10 +9,11 @@ import copy
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -63,100 +64,121 @@ def train_run(
     settings: TrainSettings, prepared: PreparedData | None = None, progress: RunProgress | None = None
 ) -> Trained:
     """Train, resume, or return a finished run. Runs that share a dataset can pass it as `prepared`."""
-    device = select_device(settings.device)
-    main, warmup, identity = resolve(settings)  # before any work, so that a wrong name fails at once
-    prepared = prepare_data(settings) if prepared is None else prepared
-    prepared.check_effective(settings)
-    with runtime.distributed_run(device.type):
+    run = resolve_run(settings, prepared)
+    with runtime.distributed_run(run.device.type):
         if runtime.is_main_process():
             runs.make_root(settings.runs)
-        run_id = hash_identity(identity, prepared)
-        finished = runs.find_run(settings.runs, run_id)
+        finished = run.finished()
         if finished is not None:
-            if not settings.resume:
-                raise ValueError(f"{finished} is finished and never overwritten: remove the folder to train it again")
-            if runtime.is_main_process():
-                runs.remove_leftovers(finished)
-            return finished_run(finished)
+            return finished
         runtime.barrier()
         if runtime.is_main_process():
-            runs.open_run(settings.runs, run_id, data=prepared.name, settings=identity)
+            run.open_folder()
         runtime.barrier()
-        folder = runs.open_run(settings.runs, run_id, data=prepared.name, settings=identity)
-        objectives = warmup or main, main
-        return _run_in_folder(settings, prepared, objectives, folder, progress, device, run_id, identity)
+        return _run_in_folder(run, run.open_folder(), progress or RunProgress(ConsoleProgress(transient=False)))
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run with everything that its settings name."""
+
+    settings: TrainSettings
+    prepared: PreparedData
+    objectives: tuple[RowObjective, RowObjective]
+    """Of the warmup epochs, and of the rest."""
+    device: torch.device
+    identity: dict[str, Any]
+    run_id: str
+
+    def finished(self) -> Trained | None:
+        """The result, if the run was made before; `ValueError` with --no-resume."""
+        folder = runs.find_run(self.settings.runs, self.run_id)
+        if folder is None:
+            return None
+        if not self.settings.resume:
+            raise ValueError(f"{folder} is finished and never overwritten: remove the folder to train it again")
+        if runtime.is_main_process():
+            runs.remove_leftovers(folder)
+        return finished_run(folder)
+
+    def open_folder(self) -> Path:
+        """The folder of the unfinished run, or a new one."""
+        return runs.open_run(self.settings.runs, self.run_id, data=self.prepared.name, settings=self.identity)
+
+    def make_loop(self, folder: Path, progress: RunProgress) -> "Loop":
+        """The loop, with the model as it was at the newest checkpoint."""
+        settings, prepared = self.settings, self.prepared
+        model = prepared.model(settings)
+        mined = None if settings.mined is None else open_mined(settings.mined, prepared.train)
+        if settings.mine_every is not None and settings.mined is not None:
+            filters_of_table(settings.mined)  # raises now instead of after the first epochs
+        splits = prepared.train, prepared.validation, prepared.test
+        loop = Loop(model, splits, self.objectives, settings, folder, progress, self.device, mined)
+        loop.restore()
+        if runtime.is_main_process():
+            prepared.retriever(model).write_description(folder)
+        if preset(settings.model)[1].get("backbone") is not None and "image_dim" in prepared.sizes:
+            progress.log(f"the dataset has image features: they are used instead of the backbone of {settings.model}")
+        return loop
+
+
+def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -> ResolvedRun:
+    """Raises before any work if a setting is wrong."""
+    device = select_device(settings.device)
+    main, warmup, identity = resolve(settings)
+    prepared = prepare_data(settings) if prepared is None else prepared
+    prepared.check_effective(settings)
+    run_id = hash_identity(identity, prepared)
+    return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id)
 
 
 def finished_run(folder: Path) -> Trained:
     return Trained(folder, runs.read_metrics(folder), runs.final_split(folder))
 
 
-def _run_in_folder(
-    settings: TrainSettings,
-    prepared: PreparedData,
-    objectives: tuple[RowObjective, RowObjective],
-    folder: Path,
-    progress: RunProgress | None,
-    device: torch.device,
-    run_id: str,
-    identity: dict[str, Any],
-) -> Trained:
-    if not runtime.is_main_process():
-        runtime.barrier()  # until rank 0 holds the lock and has cleared the folder under --no-resume
-        if runs.is_finished(folder):
-            return finished_run(folder)
-        _train_in_folder(settings, prepared, objectives, folder, RunProgress(), device)
-        runtime.barrier()
-        return finished_run(folder)
-    run_progress = progress or RunProgress(ConsoleProgress(transient=False))
-    waiting = f"waiting for another process that is writing to {folder}"
-    with run_progress, exclusive_lock(folder, lambda: run_progress.log(waiting)):
-        finished = runs.is_finished(folder)
-        if not finished and not settings.resume:
-            runs.clear_run(folder, keep=LOCK)
-        runtime.barrier()
-        if finished:
-            runs.remove_leftovers(folder)
-            return finished_run(folder)
-        runs.write_settings(folder, identity)
-        run_progress.begin(folder / runs.LOG)
-        run_progress.log(f"run folder {folder}")
-        memory = PeakMemory(device)
-        try:
-            seconds = _train_in_folder(settings, prepared, objectives, folder, run_progress, device)
-        except ValueError as error:
-            if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
-                shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
-            raise
-        conditions = {"device": str(device), "processes": runtime.world()[1], "memory_mb": memory.peak_mb()}
-        conditions["run_id"] = run_id  # the folder may be renamed
-        runs.finish_run(folder, conditions, seconds=seconds)
+def _run_in_folder(run: ResolvedRun, folder: Path, progress: RunProgress) -> Trained:
+    with torch.random.fork_rng(devices=[]):
+        if runtime.is_main_process():
+            with open_loop(run, folder, progress, PeakMemory(run.device)) as loop:
+                if loop is not None:
+                    loop.run()
+        else:
+            runtime.barrier()  # until rank 0 holds the lock and has cleared the folder under --no-resume
+            if not runs.is_finished(folder):
+                run.make_loop(folder, RunProgress()).run()
     runtime.barrier()
     return finished_run(folder)
 
 
-def _train_in_folder(
-    settings: TrainSettings,
-    prepared: PreparedData,
-    objectives: tuple[RowObjective, RowObjective],
-    folder: Path,
-    progress: RunProgress,
-    device: torch.device,
-) -> float:
-    """Train and evaluate; return the seconds it took, including those before a resume."""
-    with torch.random.fork_rng(devices=[]):
-        model = prepared.model(settings)
-        mined = None if settings.mined is None else open_mined(settings.mined, prepared.train)
-        if settings.mine_every is not None and settings.mined is not None:
-            filters_of_table(settings.mined)  # raises now instead of after the first epochs
-        splits = prepared.train, prepared.validation, prepared.test
-        loop = Loop(model, splits, objectives, settings, folder, progress, device, mined)
-        loop.restore()
-        if runtime.is_main_process():
-            prepared.retriever(model).write_description(folder)
-        if preset(settings.model)[1].get("backbone") is not None and "image_dim" in prepared.sizes:
-            progress.log(f"the dataset has image features: they are used instead of the backbone of {settings.model}")
-        return loop.run()
+@contextmanager
+def open_loop(run: ResolvedRun, folder: Path, progress: RunProgress, memory: PeakMemory) -> Iterator["Loop | None"]:
+    """The loop of a run in its folder, which is locked meanwhile; the run is finished when the block ends.
+
+    None if another process has finished the run.
+    """
+    waiting = f"waiting for another process that is writing to {folder}"
+    with progress, exclusive_lock(folder, lambda: progress.log(waiting)):
+        finished = runs.is_finished(folder)
+        if not finished and not run.settings.resume:
+            runs.clear_run(folder, keep=LOCK)
+        runtime.barrier()
+        if finished:
+            runs.remove_leftovers(folder)
+            yield None
+            return
+        runs.write_settings(folder, run.identity)
+        progress.begin(folder / runs.LOG)
+        progress.log(f"run folder {folder}")
+        try:
+            loop = run.make_loop(folder, progress)
+            yield loop
+        except ValueError as error:
+            if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
+                shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
+            raise
+        conditions = {"device": str(run.device), "processes": runtime.world()[1], "memory_mb": memory.peak_mb()}
+        conditions["run_id"] = run.run_id  # the folder may be renamed
+        runs.finish_run(folder, conditions, seconds=loop.clock())
 
 
 @dataclass
@@ -175,6 +197,19 @@ class TrainState:
     seconds: float = 0.0
     """Training time up to the checkpoint, summed over all resumes."""
     metrics_length: int = 0
+
+
+StepBatches = list[tuple[Batch, BatchIndices]]
+"""The batches whose gradients one step averages."""
+
+
+class StepWork(NamedTuple):
+    """What one step is made of."""
+
+    objective: RowObjective
+    batches: StepBatches
+    ramp: float = 1.0
+    """Factor on the gradient."""
 
 
 class Loop:
@@ -233,42 +268,50 @@ class Loop:
                 f"{len(self.data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
             )
         self.total = self.steps_per_epoch * settings.epochs
+        self.interrupt = Interrupt()
         self._clock_start = time.perf_counter()
         self.status: dict[str, str] = {}
         self.throughput = Throughput()
         self.board = TensorBoardLog(folder) if settings.tensorboard and self.is_main else None
 
-    def run(self) -> float:
-        """Train from the current state, validating after each epoch; return the seconds of the whole run."""
+    def run(self) -> None:
+        """Train from the current state, validating after each epoch, and evaluate the selected weights."""
+        with self.interrupt:
+            for work in self.steps(self.batches):
+                self.train_step(work)
+        self.evaluate_best()
+
+    def steps(self, batches: Callable[[int], Iterator[StepBatches]]) -> Iterator[StepWork]:
+        """Yield what each step needs that is still to be made; the caller makes it before it asks for the next one.
+
+        Between the steps this validates, saves and logs. `batches(epoch)`: of the remaining steps of an epoch.
+        """
         settings, state = self.settings, self.state
         self._check_data()
-        with Interrupt() as interrupt:
-            for epoch in range(state.epoch, settings.epochs):
-                self._start_epoch(epoch)
-                objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
-                for batches in self.batches(epoch):
-                    # In the epoch `ramp_epoch` the gradient rises from 0 to its full size.
-                    ramp = state.position / self.steps_per_epoch if epoch == settings.ramp_epoch else 1.0
-                    self.train_step(objective, batches, ramp)
-                    # After an epoch's last step validation follows, and a checkpoint after it.
-                    is_due = state.step % settings.checkpoint_every == 0 and state.position < self.steps_per_epoch
-                    if interrupt.requested or is_due:
-                        self.save()
-                    if interrupt.requested:
-                        raise KeyboardInterrupt
-                metrics = self._validate(epoch)
-                if self.is_main and state.best_epoch == epoch:
-                    atomic_write(self.folder / WEIGHTS, weights_of(self.model))
-                state.epoch, state.position = epoch + 1, 0
-                self.save()
-                self._log_epoch(epoch, metrics)
-                runtime.barrier()
-                if interrupt.requested:
+        for epoch in range(state.epoch, settings.epochs):
+            self._start_epoch(epoch)
+            objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
+            for step_batches in batches(epoch):
+                # In the epoch `ramp_epoch` the gradient rises from 0 to its full size.
+                ramp = state.position / self.steps_per_epoch if epoch == settings.ramp_epoch else 1.0
+                yield StepWork(objective, step_batches, ramp)
+                # After an epoch's last step validation follows, and a checkpoint after it.
+                is_due = state.step % settings.checkpoint_every == 0 and state.position < self.steps_per_epoch
+                if self.interrupt.requested or is_due:
+                    self.save()
+                if self.interrupt.requested:
                     raise KeyboardInterrupt
-        self._evaluate_best()
-        return self.clock()
+            metrics = self._validate(epoch)
+            if self.is_main and state.best_epoch == epoch:
+                atomic_write(self.folder / WEIGHTS, weights_of(self.model))
+            state.epoch, state.position = epoch + 1, 0
+            self.save()
+            self._log_epoch(epoch, metrics)
+            runtime.barrier()
+            if self.interrupt.requested:
+                raise KeyboardInterrupt
 
-    def batches(self, epoch: int) -> Iterator[list[tuple[Batch, BatchIndices]]]:
+    def batches(self, epoch: int) -> Iterator[StepBatches]:
         """The batches of every step of an epoch that is still to be made, on the device."""
         accumulated = self.settings.grad_accum_steps
         index_batches = self.sampler.epoch(epoch)[self.state.position * accumulated :]
@@ -281,16 +324,20 @@ class Loop:
             ]
             yield batches
 
-    def train_step(self, objective: RowObjective, batches: list[tuple[Batch, BatchIndices]], ramp: float = 1.0) -> None:
+    def train_step(self, work: StepWork) -> None:
         """One update of the weights: similarity and gradient of every batch, then the optimizer."""
         began = time.perf_counter()
-        settings, state = self.settings, self.state
         self.optimizer.zero_grad()
-        for batch, indices in batches:
-            outcome = self.step(objective, batch, indices.seed, ramp / len(batches))
+        for batch, indices in work.batches:
+            outcome = self.step(work.objective, batch, indices.seed, work.ramp / len(work.batches))
         if self.processes > 1:
             runtime.average_gradients(self.model)
             runtime.average_gradients(self.objective_module)
+        self.update(work, outcome, began)
+
+    def update(self, work: StepWork, outcome: Outcome, began: float) -> None:
+        """Update the weights by the gradients of a step that began at this time; check, count and log the step."""
+        settings, state, batch = self.settings, self.state, work.batches[-1][0]
         limit = math.inf if settings.grad_clip is None else settings.grad_clip
         parameters = [*self.model.parameters(), *self.objective_module.parameters()]
         norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
@@ -300,13 +347,13 @@ class Loop:
         self.schedule.step()
         state.clipped += norm > limit
         if settings.cocos_every and state.step % settings.cocos_every == 0:
-            self._log_cocos(objective, batch, outcome, norm)
+            self._log_cocos(work.objective, batch, outcome, norm)
         if settings.cocos_every and state.position + 1 == self.steps_per_epoch:
             self._log_triplets(batch, outcome)
         state.position += 1
         state.step += 1
-        state.pairs += sum(len(indices.captions) for _, indices in batches)
-        self.throughput.step_done(began, sum(len(batch.caption_ids) for batch, _ in batches))
+        state.pairs += sum(len(indices.captions) for _, indices in work.batches)
+        self.throughput.step_done(began, sum(len(batch.caption_ids) for batch, _ in work.batches))
         self.progress.step(state.step, self.total, self.status | self.throughput.status())
 
     def _check_data(self) -> None:
@@ -345,7 +392,7 @@ class Loop:
         self.metrics.append({"epoch": epoch + 1, "step": state.step, "split": "validation", **metrics})
         return metrics
 
-    def _evaluate_best(self) -> None:
+    def evaluate_best(self) -> None:
         """Evaluate the selected weights once on test, or on validation if there is no test split."""
         if self.metrics is None:
             return
