@@ -148,10 +148,13 @@ class Throughput:
 
 
 class PeakMemory:
-    """Peak memory since construction: of the CUDA device, or of the process above what it held before."""
+    """Peak memory since construction: of the CUDA device, or of the process above what it held before.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Runs that share the process have equal shares.
+    """
+
+    def __init__(self, device: torch.device, runs: int = 1) -> None:
+        self._device, self._runs = device, runs
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         self._before = _memory_mb("VmRSS") if _reset_peak() else None
@@ -159,8 +162,10 @@ class PeakMemory:
     def peak_mb(self) -> float | None:
         """Return the peak in MB; None if the operating system does not report it."""
         if self._device.type == "cuda":
-            return round(torch.cuda.max_memory_allocated(self._device) / 2**20, 1)
-        return None if self._before is None else round(max(0.0, _memory_mb("VmHWM") - self._before), 1)
+            return round(torch.cuda.max_memory_allocated(self._device) / 2**20 / self._runs, 1)
+        if self._before is None:
+            return None
+        return round(max(0.0, _memory_mb("VmHWM") - self._before) / self._runs, 1)
 
 
 def _reset_peak() -> bool:

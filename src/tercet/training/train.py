@@ -33,7 +33,7 @@ from tercet.progress import ConsoleProgress, RunProgress
 from tercet.storage import LOCK, atomic_write, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
-from tercet.training.checkpoint import newest_state, save_state, state_at
+from tercet.training.checkpoint import newest_state, owned, save_state, state_at
 from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.mine_run import filters_of_table, table_of_epoch
@@ -177,6 +177,7 @@ def open_loop(run: ResolvedRun, folder: Path, progress: RunProgress, memory: Pea
                 shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
             raise
         conditions = {"device": str(run.device), "processes": runtime.world()[1], "memory_mb": memory.peak_mb()}
+        conditions["stacked_steps"] = loop.state.stacked_steps
         conditions["run_id"] = run.run_id  # the folder may be renamed
         runs.finish_run(folder, conditions, seconds=loop.clock())
 
@@ -196,6 +197,8 @@ class TrainState:
     """Captions processed, repetitions included."""
     seconds: float = 0.0
     """Training time up to the checkpoint, summed over all resumes."""
+    stacked_steps: int = 0
+    """Steps that were made together with those of other runs: their sums are rounded in another order."""
     metrics_length: int = 0
 
 
@@ -446,12 +449,16 @@ class Loop:
             self.state.metrics_length = self.metrics.length
             self.clock()
             checkpoint = {
-                "model": self.model.state_dict(),
+                "model": {name: owned(tensor) for name, tensor in self.model.state_dict().items()},
                 "optimizer": self.optimizer.state_dict(),
                 "objective": [part.state_dict() for part in self.objective_states],
                 "state": asdict(self.state),
             }
             save_state(self.folder / runs.STATE, self.state.step, checkpoint)
+
+    def start_clock(self, spent: float = 0.0) -> None:
+        """Let the time run from now on, with these seconds in addition: a run in a stack does not always have it."""
+        self._clock_start = time.perf_counter() - spent
 
     def clock(self) -> float:
         """Return the training time so far in seconds, including the time before a resume."""
