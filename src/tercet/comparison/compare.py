@@ -23,6 +23,7 @@ from tercet.comparison.plan import (
     prepare_all,
     prepare_features,
     with_seed,
+    with_stacks,
 )
 from tercet.comparison.results import (
     Failure,
@@ -253,7 +254,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     # Seed by seed, so that variants can be compared early.
     all_plans = [with_seed(plan, seed) for seed in range(settings.seeds) for plan in plans.values()]
     live = LiveTable(console, Results(variants, {}), len(all_plans), metric=settings.metric, title="runs")
-    _execute(all_plans, prepared_datasets, executor, live)
+    _execute(all_plans, settings, prepared_datasets, executor, live)
     results = Results(variants, live.results.runs, [*failures, *live.failures])
     identity = {**_identity(settings), "runs": [_run_id(plan, prepared_datasets) for plan in all_plans]}
     embedded = EmbeddedRuns(variants, prepared_datasets)
@@ -320,7 +321,7 @@ def _tune(
 
     def execute(trials: Sequence[PlannedRun]) -> Mapping[str, Path]:
         live = TrialsTable(console, len(trials))
-        _execute(trials, prepared_datasets, executor, live)
+        _execute(trials, settings, prepared_datasets, executor, live)
         failures.extend(live.failures)
         return live.folders
 
@@ -337,12 +338,17 @@ def _tune(
 
 
 def _execute(
-    plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets, executor: Executor, live: LiveTable
+    plans: Sequence[PlannedRun],
+    settings: CompareSettings,
+    prepared_datasets: PreparedDatasets,
+    executor: Executor,
+    live: LiveTable,
 ) -> None:
     """Read finished runs from their folders and execute the rest."""
     with live:
         missing = []
-        for plan in plans:
+        # Before finished runs are left out: a resumed comparison trains every run in the way it began.
+        for plan in plans if settings.no_stack else with_stacks(plans, prepared_datasets):
             run_id = live.run_ids[plan.label] = _run_id(plan, prepared_datasets)
             folder = runs.find_run(plan.settings.runs, run_id)
             if folder is None:

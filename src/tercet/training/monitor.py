@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet import runs
-from tercet.data.dataset import PairedData, shared_texts
+from tercet.data.dataset import PairedData
 from tercet.interfaces import TorchModule
 from tercet.objectives.base import MONITOR_MARGIN
 from tercet.objectives.inputs import as_rows, hardest_negative
@@ -121,8 +121,7 @@ def _first_not_finite(batch: Batch, images: Tensor, captions: Tensor, model: Tor
 
 
 def _captions_with_shared_text(data: PairedData) -> int:
-    shared = shared_texts(data.texts, data.owners.tolist())
-    return sum(text in shared for text in data.texts)
+    return sum(text in data.shared_texts for text in data.texts)
 
 
 class Throughput:

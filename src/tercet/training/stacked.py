@@ -20,17 +20,16 @@ from torch import Tensor
 from tercet import runs
 from tercet.data.feature_array import FeatureArray
 from tercet.data.samplers import BatchIndices
-from tercet.in_memory import is_in_memory
 from tercet.models import system_of
 from tercet.models.heads import Heads
 from tercet.models.stacked_heads import StackedEncoding, StackedHeads
-from tercet.names import split_settings
+from tercet.names import is_in_memory, split_settings
 from tercet.objectives.registry import objective as make_objective
 from tercet.objectives.stacks import StackedPairs
 from tercet.plugins import is_file_name
 from tercet.progress import RunProgress
 from tercet.training.monitor import PeakMemory
-from tercet.training.prepare import PreparedData
+from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.runtime import Interrupt, to_device
 from tercet.training.settings import TrainSettings
 from tercet.training.step import Outcome
@@ -51,6 +50,8 @@ EQUAL_IN_A_STACK = ("model", "model_settings", "precision", "device")
 DECIDE_THE_BATCHES = ("seed", "batch_size", "captions_per_image", "epoch_steps", "positives", "ignore_equal_text")
 NOT_IN_A_STACK = ("mined", "grad_cache", "grad_accum_steps", "compile", "frozen", "caption_weight", "itm_weight")
 """Settings with which a run is trained alone, unless they have their defaults."""
+
+CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 
 Ended = Callable[[int, Trained | Exception], None]
 """Gets the number of a run and its result, or why it failed."""
@@ -76,10 +77,11 @@ def _has_vectors(source: object) -> bool:
 
 
 def train_stack(
-    settings: Sequence[TrainSettings], prepared: PreparedData, progress: Sequence[RunProgress], ended: Ended
+    settings: Sequence[TrainSettings], prepared: PreparedData | None, progress: Sequence[RunProgress], ended: Ended
 ) -> None:
     """Train runs of one `stack_key`; `progress` is that of each run. A run that fails does not stop the others."""
     runs.make_root(settings[0].runs)
+    prepared = prepare_data(settings[0]) if prepared is None else prepared
     _Stack([resolve_run(each, prepared) for each in settings], progress, ended).train()
 
 
@@ -185,8 +187,9 @@ class _Stack:
             try:
                 images.write_gradients(index)
                 captions.write_gradients(index)
+                norm = _clip(member.loop)
                 member.loop.state.stacked_steps += 1
-                member.loop.update(member.work, outcome, time.perf_counter() - member.spent)
+                member.loop.update(member.work, outcome, norm, time.perf_counter() - member.spent)
             except Exception as error:
                 failed = error
             following = self._proceed(member.number, member.steps, failed)
@@ -249,6 +252,17 @@ def _pair_gradients(
             member.spent = (time.perf_counter() - began) / len(group)
         seconds += time.perf_counter() - began
     return scalars, gradient, seconds
+
+
+@torch.no_grad()
+def _clip(loop: Loop) -> float:
+    """`clip_grad_norm_`, without a pass over the gradients if their norm is small enough."""
+    gradients = [parameter.grad for parameter in loop.parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients).item()
+    if norm > loop.max_norm:
+        for gradient in gradients:
+            gradient *= loop.max_norm / (norm + CLIP_EPSILON)
+    return norm
 
 
 def _stacked(items: Sequence[Float[Tensor, "item dim"]]) -> Float[Tensor, "run item dim"]:

@@ -243,6 +243,8 @@ class Loop:
         modules = [part for part in self.objective_states if isinstance(part, torch.nn.Module)]
         self.objective_module = torch.nn.ModuleList(modules).to(device)
         self.optimizer = make_optimizer(model, settings, self.objective_module)
+        self.max_norm = math.inf if settings.grad_clip is None else settings.grad_clip
+        self.parameters = [*model.parameters(), *self.objective_module.parameters()]
         self.step, self.health, self.state = Step(model, settings), HealthMonitor(progress.log), TrainState()
         # A recipe for pixels also runs on precomputed features, which cannot be cropped.
         crop = settings.crop if isinstance(self.data.images, Pixels) else "none"
@@ -336,19 +338,17 @@ class Loop:
         if self.processes > 1:
             runtime.average_gradients(self.model)
             runtime.average_gradients(self.objective_module)
-        self.update(work, outcome, began)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm).item()
+        self.update(work, outcome, norm, began)
 
-    def update(self, work: StepWork, outcome: Outcome, began: float) -> None:
-        """Update the weights by the gradients of a step that began at this time; check, count and log the step."""
+    def update(self, work: StepWork, outcome: Outcome, norm: float, began: float) -> None:
+        """Update the weights by their clipped gradients, whose norm was `norm`; check, count and log the step."""
         settings, state, batch = self.settings, self.state, work.batches[-1][0]
-        limit = math.inf if settings.grad_clip is None else settings.grad_clip
-        parameters = [*self.model.parameters(), *self.objective_module.parameters()]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
         if not (math.isfinite(outcome.scalar) and math.isfinite(norm)):
             raise not_finite_error(batch, outcome.images, outcome.captions, self.model)
         self.optimizer.step()
         self.schedule.step()
-        state.clipped += norm > limit
+        state.clipped += norm > self.max_norm
         if settings.cocos_every and state.step % settings.cocos_every == 0:
             self._log_cocos(work.objective, batch, outcome, norm)
         if settings.cocos_every and state.position + 1 == self.steps_per_epoch:
