@@ -31,7 +31,7 @@ from tercet.models import build
 from tercet.objectives import objective
 from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
-from tercet.training.train import Loop
+from tercet.training.train import Loop, StepWork
 
 BATCH = 128
 IMAGES = 1500
@@ -168,7 +168,7 @@ def waiting_section():
             for epoch in range(settings.epochs):
                 loop.state.position = 0
                 for batches in loop.batches(epoch):
-                    loop.train_step(hinge, batches)
+                    loop.train_step(StepWork(hinge, batches))
             loop_seconds = time.perf_counter() - start
         start = time.perf_counter()
         for epoch in range(settings.epochs):

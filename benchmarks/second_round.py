@@ -47,7 +47,7 @@ from tercet.progress import RunProgress
 from tercet.training.aoq_step import MinedMembers
 from tercet.training.mine_run import cached_scorer
 from tercet.training.settings import train_settings
-from tercet.training.train import Loop
+from tercet.training.train import Loop, StepWork
 from tercet.types import Batch
 from training import median_step_seconds
 
@@ -164,7 +164,7 @@ def endless_steps(loop: Loop):
     while True:
         loop.state.position = 0
         for batches in loop.batches(epoch):
-            yield loop.train_step(loop.objectives[1], batches)
+            yield loop.train_step(StepWork(loop.objectives[1], batches))
         epoch += 1
 
 

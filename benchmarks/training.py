@@ -30,7 +30,7 @@ from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
-from tercet.training.train import Loop
+from tercet.training.train import Loop, StepWork
 
 IMAGES, BATCH = 2000, 128
 
@@ -133,7 +133,7 @@ def ours(system, data, model, folder, cocos_seconds):
     while True:
         loop.state.position = 0
         for batches in loop.batches(epoch):
-            yield loop.train_step(objective, batches)
+            yield loop.train_step(StepWork(objective, batches))
         epoch += 1
 
 

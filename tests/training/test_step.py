@@ -14,6 +14,7 @@ from tercet.models import build
 from tercet.training.optim import freeze, make_optimizer
 from tercet.training.runtime import to_device
 from tercet.training.step import Step
+from tercet.training.train import StepWork
 from tercet.types import Batch
 from tests.training.small_training import run_through, small_data, small_loop, small_settings
 
@@ -160,7 +161,7 @@ def test_accumulated_gradients_are_the_mean_of_the_batches(tmp_path):
         expected.append(gradients(loop.model))
     for group in loop.optimizer.param_groups:
         group["lr"] = 0.0  # the gradient of the step stays that of these weights
-    loop.train_step(loop.objectives[1], next(loop.batches(0)))
+    loop.train_step(StepWork(loop.objectives[1], next(loop.batches(0))))
     for name, gradient in gradients(loop.model).items():
         torch.testing.assert_close(gradient, (expected[0][name] + expected[1][name]) / 2)
 

@@ -25,6 +25,7 @@ from tercet.comparison.plan import (
     prepare_all,
     prepare_features,
     with_seed,
+    with_stacks,
 )
 from tercet.comparison.results import (
     Failure,
@@ -267,9 +268,9 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         all_plans = [with_seed(plan, seed) for seed in range(seeds) for plan in plans.values()]
         failed = {failure.name for failure in failures}
         live = LiveTable(console, Results(variants, {}), len(all_plans), metric=settings.metric, title="runs")
-        _execute([plan for plan in all_plans if plan.label not in failed], prepared_datasets, executor, live)
-        failures = [*failures, *live.failures]
-        results = Results(variants, live.results.runs, failures)
+        _execute([plan for plan in all_plans if plan.label not in failed], settings, prepared_datasets, executor, live)
+        failures = sorted([*failures, *live.failures], key=lambda failure: failure.name)
+        results = Results(variants, live.results.in_order(variants), failures)
         share = 1 / len(settings.looks)
         significance = significance_of(
             results, settings.metric, baseline=settings.baseline, rope=settings.rope, share=share
@@ -357,7 +358,7 @@ def _tune(
 
     def execute(trials: Sequence[PlannedRun]) -> Mapping[str, Path]:
         live = TrialsTable(console, len(trials))
-        _execute(trials, prepared_datasets, executor, live)
+        _execute(trials, settings, prepared_datasets, executor, live)
         failures.extend(live.failures)
         return live.folders
 
@@ -374,12 +375,17 @@ def _tune(
 
 
 def _execute(
-    plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets, executor: Executor, live: LiveTable
+    plans: Sequence[PlannedRun],
+    settings: CompareSettings,
+    prepared_datasets: PreparedDatasets,
+    executor: Executor,
+    live: LiveTable,
 ) -> None:
     """Read finished runs from their folders and execute the rest."""
     with live:
         missing = []
-        for plan in plans:
+        # Before finished runs are left out: a resumed comparison trains every run in the way it began.
+        for plan in plans if settings.no_stack else with_stacks(plans, prepared_datasets):
             run_id = live.run_ids[plan.label] = _run_id(plan, prepared_datasets)
             folder = runs.find_run(plan.settings.runs, run_id)
             if folder is None:

@@ -93,11 +93,12 @@ class LiveTable:
         self._progress.advance(self._all)
 
     def _frame(self) -> Group:
-        rows = self._console.height - len(self._bars) - 6
+        bars = self._progress.tasks[: max(2, self._console.height // 2)]  # that of all runs is the first
+        rows = self._console.height - len(bars) - 6
         names = self.results.ordered(self._metric)
         table = recalls_table(self.results, names[: max(1, rows)]).terminal() if names else Text("")
         more = Text(f"and {len(names) - rows} more", style="dim") if len(names) > rows else Text("")
-        return Group(table, more, self._progress)
+        return Group(table, more, self._progress.make_tasks_table(bars))
 
     def _print_line(self, text: str) -> None:
         if self._live is None:

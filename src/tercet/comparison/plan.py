@@ -5,7 +5,7 @@ variants of a model make the same number of steps.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -34,6 +34,7 @@ from tercet.training.settings import (
     TrainSettings,
     train_settings,
 )
+from tercet.training.stacked import stack_key
 
 CAPTIONS_PER_IMAGE = {"smooth-ap": 5}  # captions per image in a batch, as in the study of SmoothAP for retrieval
 # All variants share the opened data and the way runs are executed.
@@ -189,6 +190,8 @@ class PlannedRun:
     settings: TrainSettings
     note: str = ""
     """What tells a trial of the tuning from other trials of the variant."""
+    stack: Hashable | None = None
+    """Runs with equal values may be trained together; None: alone."""
 
     @property
     def name(self) -> str:
@@ -299,6 +302,15 @@ def check_mined_tables(plans: Iterable[PlannedRun], prepared_datasets: PreparedD
             HardNegativeSampler(tables[settings.mined], data.owners, settings.mined_top, settings.mined_draw)
             if settings.mine_every is not None:
                 filters_of_table(settings.mined)
+
+
+def with_stacks(plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets) -> list[PlannedRun]:
+    """The same runs; those that at least one other run can be trained with are marked."""
+    keys: list[Hashable | None] = []
+    for plan in plans:
+        key = stack_key(plan.settings, prepared_datasets[plan.variant.model])
+        keys.append(None if key is None else (plan.variant.model, key))
+    return [replace(plan, stack=key if keys.count(key) > 1 else None) for plan, key in zip(plans, keys, strict=True)]
 
 
 def with_learning_rate(plan: PlannedRun, learning_rate: float) -> PlannedRun:

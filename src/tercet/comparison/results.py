@@ -73,6 +73,10 @@ class Results:
         finished = sum(map(len, self.runs.values()))
         return f"Results({len(self.variants)} variants, {finished} runs, {len(self.failures)} failures)"
 
+    def in_order(self, variants: Sequence[Variant]) -> dict[str, dict[int, Run]]:
+        """The runs by variant and seed, not in the order in which they ended: the same runs give the same report."""
+        return {each.name: dict(sorted(self.runs[each.name].items())) for each in variants if each.name in self.runs}
+
     def names(self) -> list[str]:
         """Variants with a finished run, in the order of the settings."""
         return [variant.name for variant in self.variants if self.runs.get(variant.name)]

@@ -84,7 +84,10 @@ class CompareSettings:
     """Folder of image files, if it is not found next to the dataset."""
 
     processes: int | None = None
-    """Number of runs in parallel, one process each. None: number of cores."""
+    """Number of processes that train in parallel. None: number of cores."""
+    no_stack: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Train one run at a time in a process. By default runs whose heads have equal shapes are trained together, with
+    the same results up to rounding."""
     executor: str = "local"
     """How the runs are carried out: local processes, or an executor of an installed package (`tercet list executors`).
     """

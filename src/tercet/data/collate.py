@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tercet.data.dataset import PairedData, shared_texts
+from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import HardNegativeSampler, SampledNegatives
 from tercet.data.samplers import BatchIndices
 from tercet.data.text.tokenized import TokenizedCaptions
@@ -219,10 +219,7 @@ class Collator:
     @cached_property
     def _images_by_caption(self) -> dict[int, Int[Tensor, " image"]]:
         """Caption -> all images that have its text, for captions whose text belongs to more than one image."""
-        shared = {
-            text: torch.tensor(images)
-            for text, images in shared_texts(self.data.texts, self.data.owners.tolist()).items()
-        }
+        shared = {text: torch.tensor(images) for text, images in self.data.shared_texts.items()}
         return {caption: shared[text] for caption, text in enumerate(self.data.texts) if text in shared}
 
 

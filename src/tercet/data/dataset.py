@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -257,6 +258,11 @@ class PairedData:
 
     def __repr__(self) -> str:
         return f"PairedData({self.name}, {len(self.images):,} images, {len(self.texts):,} captions)"
+
+    @cached_property
+    def shared_texts(self) -> dict[str, list[int]]:
+        """Texts that caption more than one image -> these images; found once for all runs that share the data."""
+        return shared_texts(self.texts, self.owners.tolist())
 
     def subset(self, images: Int[Tensor, " kept"]) -> "PairedData":
         """Only these images (ascending) and their captions."""

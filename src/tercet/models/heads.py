@@ -35,8 +35,8 @@ class Heads(nn.Module):
     def __init__(self, settings: HeadsSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image_head = _Head(settings.image_dim, settings)
-        self.caption_head = _Head(settings.caption_dim, settings)
+        self.image_head = Head(settings.image_dim, settings)
+        self.caption_head = Head(settings.caption_dim, settings)
 
     def encode_images(
         self, images: Float[Tensor, "image *region dim"], lengths: Int[Tensor, " image"] | None = None
@@ -54,7 +54,9 @@ class Heads(nn.Module):
         return encoded_images @ encoded_captions.T
 
 
-class _Head(nn.Module):
+class Head(nn.Module):
+    """The projection of one modality."""
+
     def __init__(self, dim: int, settings: HeadsSettings) -> None:
         super().__init__()
         embed_dim = settings.embed_dim

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.objectives.inputs import (
@@ -18,12 +18,14 @@ from tercet.objectives.inputs import (
     Rows,
     as_rows,
     as_square,
+    at_least_float32,
     hinge_of_hardest,
     query_weights,
     require_one_of,
     require_tensor,
     warn_of_embeddings,
 )
+from tercet.objectives.stacks import StackedPairs
 from tercet.objectives.streaming.autograd import NO_SECOND, EmbeddingGradient, streamed_scalar, without_autocast
 from tercet.objectives.streaming.tiles import TILE_SIZE, EmbeddedBatch, TiledSimilarity
 from tercet.single_backward import applied, single_backward
@@ -172,6 +174,33 @@ class RowObjective(ABC):
     def diagonal_value(self, similarity: Float[Tensor, "pair pair"]) -> Float[Tensor, ""]:
         """The value if the positives are the diagonal: a short formula whose autograd is fastest on a small batch."""
         raise ValueError(f"{self.name} has no formula for positives on the diagonal")
+
+    def on_stack(
+        self,
+        similarity: Float[Tensor, "run image caption"],
+        pairs: StackedPairs,
+        ignored: Bool[Tensor, "run image caption"] | None = None,
+    ) -> tuple[Float[Tensor, " run"], Float[Tensor, "run image caption"]]:
+        """The scalars and the pair gradients of several batches: those of `on_similarity` of each."""
+        with torch.no_grad():
+            if ignored is None and self.has_stacked_form and similarity.numel():
+                return self.stacked_gradient(at_least_float32(similarity), pairs)
+            masks = zip(pairs.mask(), [None] * pairs.runs if ignored is None else ignored, strict=True)
+            of_runs = [
+                self._both_directions(as_rows(each, *of_run)) for each, of_run in zip(similarity, masks, strict=True)
+            ]
+            return torch.stack([scalar for scalar, _ in of_runs]), torch.stack([gradient for _, gradient in of_runs])
+
+    def stacked_gradient(
+        self, similarity: Float[Tensor, "run image caption"], pairs: StackedPairs
+    ) -> tuple[Float[Tensor, " run"], Float[Tensor, "run image caption"]]:
+        """`on_stack` with the operations of one batch for all."""
+        raise ValueError(f"{self.name} has no form for a stack of batches")
+
+    @property
+    def has_stacked_form(self) -> bool:
+        """Whether `stacked_gradient` is implemented; otherwise the batches of a stack are handled one by one."""
+        return type(self).stacked_gradient is not RowObjective.stacked_gradient
 
     @property
     def can_stream(self) -> bool:

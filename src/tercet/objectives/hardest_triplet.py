@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.objectives.base import MONITOR_MARGIN, RowObjective
 from tercet.objectives.goal.weights import OtherPositives, RelativeSettings, relative_to_negatives
 from tercet.objectives.inputs import Hardest, Rows, hardest_negative, hinge, require_numbers
+from tercet.objectives.stacks import StackedPairs
 from tercet.objectives.streaming.accumulators import DirectedPairs, RunningHardest, RunningRelative
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -128,6 +129,31 @@ class TripletObjective(RowObjective):
         )
         return scalar
 
+    def stacked_gradient(
+        self, similarity: Float[Tensor, "run image caption"], pairs: StackedPairs
+    ) -> tuple[Float[Tensor, " run"], Float[Tensor, "run image caption"]]:
+        """As `stream`: one entry of G per pair and one per anchor; both directions on one axis, images first."""
+        sides, run = (pairs.images, pairs.captions), pairs.run.repeat(2)
+        hardest, entry = _stacked_hardest(similarity, pairs)
+        anchor = torch.cat([pairs.images.of_pair, pairs.captions.of_pair + len(pairs.images.pair_count)])
+        s_p = pairs.of_matrices(similarity).repeat(2)
+        s_n, is_triplet = hardest.similarity[anchor], hardest.exists[anchor]
+        weights = torch.cat([side.weights(self.reduction, s_p.dtype) for side in sides])[anchor]
+        terms = _masked(weights * self.triplet_scalar(s_p, s_n), is_triplet)
+        scalars = s_p.new_zeros(pairs.runs).index_add_(0, run, terms)
+        relative_p = relative_n = None
+        if self.relative is not None:
+            relative_p, relative_n = _stacked_relative(similarity, pairs, hardest, (s_p, s_n, anchor), self.relative)
+        pull, push = self.pull_and_push(Triplets(s_p, s_n, relative_p, relative_n))
+        weights = weights + 0 * scalars[run]  # NaN for all of a diverged run, as in `stream`
+        gradient = torch.zeros_like(similarity)
+        gradient.view(-1).index_add_(
+            0,
+            torch.cat([pairs.entry, pairs.entry, entry[anchor]]),
+            torch.cat([_masked(-weights * pull, is_triplet), _masked(weights * push, is_triplet)]),
+        )
+        return scalars, gradient
+
     def _tracker(self, tiles: TiledSimilarity) -> RunningHardest:
         if self.relative is None:
             return RunningHardest(tiles)
@@ -136,6 +162,50 @@ class TripletObjective(RowObjective):
 
 def _masked(terms: Float[Tensor, " pair"], mask: Bool[Tensor, " pair"] | None) -> Float[Tensor, " pair"]:
     return terms if mask is None else torch.where(mask, terms, 0.0)
+
+
+def _stacked_hardest(
+    similarity: Float[Tensor, "run image caption"], pairs: StackedPairs
+) -> tuple[Hardest, Int[Tensor, " anchor"]]:
+    """Of the images of all runs, then of the captions of all runs; and the positions in the flattened S."""
+    runs, images, captions = similarity.shape
+    negatives = similarity.reshape(-1).index_fill(0, pairs.entry, -torch.inf).view_as(similarity)
+    of_images, of_captions = negatives.max(dim=2), negatives.mT.contiguous().max(dim=2)
+    first = torch.arange(runs, device=similarity.device)[:, None] * (images * captions)
+    row, column = (torch.arange(count, device=similarity.device) for count in (images, captions))
+    entries = first + row * captions + of_images.indices, first + column + of_captions.indices * captions
+    best, candidate, entry = (
+        torch.cat([of_image.flatten(), of_caption.flatten()])
+        for of_image, of_caption in zip((*of_images, entries[0]), (*of_captions, entries[1]), strict=True)
+    )
+    exists = ~torch.isneginf(best)
+    return Hardest(torch.where(exists, best, 0.0), candidate, exists), entry
+
+
+def _stacked_relative(
+    similarity: Float[Tensor, "run image caption"],
+    pairs: StackedPairs,
+    hardest: Hardest,
+    triplets: tuple[Float[Tensor, " triplet"], Float[Tensor, " triplet"], Int[Tensor, " triplet"]],
+    settings: RelativeSettings,
+) -> tuple[Float[Tensor, " triplet"], Float[Tensor, " triplet"]]:
+    """(mu+ or M+, mu- or M-) of every triplet; `triplets`: S_p, S_n and anchor."""
+    s_p, s_n, anchor = triplets
+    counts = pairs.run.bincount(minlength=pairs.runs).tolist()
+    of_runs = (side.view(2, -1).split(counts, dim=1) for side in (s_p, s_n))
+    relative_p, lowest = [], []
+    for run_p, run_n in zip(*of_runs, strict=True):
+        others = OtherPositives(run_p[0].sort().values if run_p.numel() else run_p.new_zeros(1), settings)
+        relative_p.append(others.relative(run_p, run_n))
+        lowest.append(others.pool[0])
+    negatives, relative_n = ~pairs.mask(), []
+    sides = (pairs.images, similarity, negatives), (pairs.captions, similarity.mT, negatives.mT)
+    of_sides = zip(*(part.split([len(side.pair_count) for side, _, _ in sides]) for part in hardest), strict=True)
+    for (side, view, mask), of_side in zip(sides, of_sides, strict=True):
+        rows = Rows(view.flatten(0, 1), ~mask.flatten(0, 1), mask.flatten(0, 1))
+        lowest_of_anchor = torch.stack(lowest).repeat_interleave(side.per_run)[:, None]
+        relative_n.append(relative_to_negatives(rows, Hardest(*of_side), lowest_of_anchor, settings))
+    return torch.cat(relative_p, dim=1).flatten(), torch.cat(relative_n)[anchor]
 
 
 def positive_pool(rows: Rows) -> Float[Tensor, " pair"]:

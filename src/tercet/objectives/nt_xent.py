@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tercet.objectives.base import RowObjective
 from tercet.objectives.inputs import Default, Reduction, Rows, require_positive, uniform_query_weight
+from tercet.objectives.stacks import StackedPairs
 from tercet.objectives.streaming.accumulators import RunningLogSumExp, both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -53,6 +54,20 @@ class NTXent(RowObjective):
         z = similarity / self.temperature
         log_probability = z.log_softmax(dim=1).diagonal().sum() + z.log_softmax(dim=0).diagonal().sum()
         return -uniform_query_weight(len(z), self.reduction) * log_probability
+
+    def stacked_gradient(
+        self, similarity: Float[Tensor, "run image caption"], pairs: StackedPairs
+    ) -> tuple[Float[Tensor, " run"], Float[Tensor, "run image caption"]]:
+        z = similarity / self.temperature
+        gradient, scalars, on_pairs = torch.zeros_like(z), z.new_zeros(pairs.runs), z.new_zeros(len(pairs.run))
+        for side, candidates, anchors in ((pairs.images, 2, (-1, 1)), (pairs.captions, 1, (1, -1))):
+            log_probability, weights = z.log_softmax(dim=candidates), side.weights(self.reduction, z.dtype)
+            shares = (weights / side.pair_count.clamp(min=1))[side.of_pair]
+            scalars -= pairs.sum(shares * pairs.of_matrices(log_probability))
+            on_pairs -= shares
+            gradient += log_probability.exp_().mul_(weights.view(pairs.runs, *anchors))
+        gradient.view(-1).index_add_(0, pairs.entry, on_pairs)
+        return scalars, gradient.div_(self.temperature)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """Two passes: the first computes the partition functions, the second recomputes the tiles for the gradient."""

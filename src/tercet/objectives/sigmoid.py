@@ -17,6 +17,7 @@ from tercet.objectives.inputs import (
     require_positive,
     uniform_query_weight,
 )
+from tercet.objectives.stacks import StackedPairs
 from tercet.objectives.streaming.accumulators import both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -60,6 +61,21 @@ class Sigmoid(RowObjective):
         sign = torch.full_like(similarity, -1.0).fill_diagonal_(1.0)
         log_right = F.logsigmoid(torch.addcmul(self.bias * sign, similarity, sign, value=1 / self.temperature))
         return -2 * self._share * uniform_query_weight(len(similarity), self.reduction) * log_right.sum()
+
+    def stacked_gradient(
+        self, similarity: Float[Tensor, "run image caption"], pairs: StackedPairs
+    ) -> tuple[Float[Tensor, " run"], Float[Tensor, "run image caption"]]:
+        z = similarity / self.temperature + self.bias
+        of_images, of_captions = (
+            side.weights(self.reduction, z.dtype).view(pairs.runs, -1) for side in (pairs.images, pairs.captions)
+        )
+        weights = self._share * (of_images[:, :, None] + of_captions[:, None, :])
+        positive_z = pairs.of_matrices(z)
+        terms = F.logsigmoid(-z)
+        terms.view(-1)[pairs.entry] = F.logsigmoid(positive_z)
+        gradient = z.sigmoid_()
+        gradient.view(-1)[pairs.entry] = -logistic(-positive_z)
+        return -(terms * weights).sum(dim=(1, 2)), gradient.mul_(weights).div_(self.temperature)
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """One pass: the term of a pair depends on that pair only."""

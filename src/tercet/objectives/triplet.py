@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tercet.objectives.base import RowObjective
 from tercet.objectives.inputs import Rows, require_numbers, uniform_query_weight
+from tercet.objectives.stacks import StackedPairs
 from tercet.objectives.streaming.accumulators import Direction, both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -62,6 +63,29 @@ class Triplet(RowObjective):
         weight = uniform_query_weight(len(similarity), self.reduction)
         # The derivative of a hinge at NaN is a number: a NaN weight makes the whole gradient NaN.
         return torch.where(violations.detach().isnan(), torch.nan, weight) * violations
+
+    def stacked_gradient(
+        self, similarity: Float[Tensor, "run image caption"], pairs: StackedPairs
+    ) -> tuple[Float[Tensor, " run"], Float[Tensor, "run image caption"]]:
+        s_p, reach = pairs.of_matrices(similarity), similarity + self.margin
+        reach.view(-1)[pairs.entry] = -torch.inf
+        totals, pulls, pushes = torch.zeros_like(s_p), torch.zeros_like(s_p), []
+        for side, view in ((pairs.images, reach), (pairs.captions, reach.mT.contiguous())):
+            view, weights = view.flatten(0, 1), side.weights(self.reduction, s_p.dtype)
+            pushed = torch.zeros_like(view)  # anchor candidate
+            for slot in side.slots():
+                anchors, is_all = side.of_pair[slot], len(slot) == len(view)
+                violation = ((view if is_all else view[anchors]) - s_p[slot, None]).relu_()
+                active, total = (violation > 0).to(s_p.dtype), violation.sum(dim=1)
+                weight = torch.where(total.isnan(), torch.nan, weights[anchors])
+                totals[slot] += weight * total
+                pulls[slot] -= weight * active.sum(dim=1)
+                active *= weight[:, None]
+                pushed = pushed.add_(active) if is_all else pushed.index_add_(0, anchors, active)
+            pushes.append(pushed.view(pairs.runs, side.per_run, -1))
+        gradient = pushes[0] + pushes[1].mT
+        gradient.view(-1).index_add_(0, pairs.entry, pulls)
+        return pairs.sum(totals), gradient
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """Two passes: the first computes the positives, the second compares every negative with each of them."""

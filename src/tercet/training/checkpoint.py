@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tercet.storage import FORMAT_VERSION, atomic_write, check_format
 
@@ -64,6 +65,11 @@ def state_at(folder: Path, step: int) -> State:
         return _load(file, json.loads(file.with_suffix(".json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise ValueError(f"{file}: rank 0 resumes from it, and this process cannot read it: {error}") from error
+
+
+def owned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is a view: `torch.save` would write all of the tensor that it is a view of."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def _load(file: Path, manifest: Any) -> State:

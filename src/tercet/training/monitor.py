@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet import runs
-from tercet.data.dataset import PairedData, shared_texts
+from tercet.data.dataset import PairedData
 from tercet.interfaces import TorchModule
 from tercet.objectives.base import MONITOR_MARGIN
 from tercet.objectives.inputs import as_rows, hardest_negative
@@ -121,8 +121,7 @@ def _first_not_finite(batch: Batch, images: Tensor, captions: Tensor, model: Tor
 
 
 def _captions_with_shared_text(data: PairedData) -> int:
-    shared = shared_texts(data.texts, data.owners.tolist())
-    return sum(text in shared for text in data.texts)
+    return sum(text in data.shared_texts for text in data.texts)
 
 
 class Throughput:
@@ -148,10 +147,13 @@ class Throughput:
 
 
 class PeakMemory:
-    """Peak memory since construction: of the CUDA device, or of the process above what it held before."""
+    """Peak memory since construction: of the CUDA device, or of the process above what it held before.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    Runs that share the process have equal shares.
+    """
+
+    def __init__(self, device: torch.device, runs: int = 1) -> None:
+        self._device, self._runs = device, runs
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         self._before = _memory_mb("VmRSS") if _reset_peak() else None
@@ -159,8 +161,10 @@ class PeakMemory:
     def peak_mb(self) -> float | None:
         """Return the peak in MB; None if the operating system does not report it."""
         if self._device.type == "cuda":
-            return round(torch.cuda.max_memory_allocated(self._device) / 2**20, 1)
-        return None if self._before is None else round(max(0.0, _memory_mb("VmHWM") - self._before), 1)
+            return round(torch.cuda.max_memory_allocated(self._device) / 2**20 / self._runs, 1)
+        if self._before is None:
+            return None
+        return round(max(0.0, _memory_mb("VmHWM") - self._before) / self._runs, 1)
 
 
 def _reset_peak() -> bool:

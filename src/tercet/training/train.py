@@ -1,6 +1,6 @@
 """Training: one run from settings to a finished run folder (`tercet train`, `tercet.train`), and the training loop.
 
-`Loop.run` is the whole of it: epochs, batches, steps, then validation, checkpoint and log in the order in which they
+`Loop.steps` is the whole of it: epochs, batches, steps, then validation, checkpoint and log in the order in which they
 happen. All randomness in a step comes from the seed of that step, so an interrupted and resumed run makes exactly the
 steps of an uninterrupted one.
 """
@@ -10,10 +10,11 @@ import hashlib
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,7 +35,7 @@ from tercet.progress import ConsoleProgress, RunProgress
 from tercet.storage import LOCK, atomic_write, changed_file, checksums_of, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
-from tercet.training.checkpoint import newest_state, save_state, state_at
+from tercet.training.checkpoint import newest_state, owned, save_state, state_at
 from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
 from tercet.training.mine_run import filters_of_table, table_of_epoch
@@ -65,102 +66,125 @@ def train_run(
     settings: TrainSettings, prepared: PreparedData | None = None, progress: RunProgress | None = None
 ) -> Trained:
     """Train, resume, or return a finished run. Runs that share a dataset can pass it as `prepared`."""
-    device = select_device(settings.device)
-    main, warmup, identity = resolve(settings)  # before any work, so that a wrong name fails at once
-    prepared = prepare_data(settings) if prepared is None else prepared
-    prepared.check_effective(settings)
-    with runtime.distributed_run(device.type):
+    run = resolve_run(settings, prepared)
+    with runtime.distributed_run(run.device.type):
         if runtime.is_main_process():
             runs.make_root(settings.runs)
-        run_id = hash_identity(identity, prepared)
-        finished = runs.find_run(settings.runs, run_id)
+        finished = run.finished()
         if finished is not None:
-            if not settings.resume:
-                raise ValueError(f"{finished} is finished and never overwritten: remove the folder to train it again")
-            if runtime.is_main_process():
-                runs.remove_leftovers(finished)
-            return finished_run(finished)
+            return finished
         runtime.barrier()
         if runtime.is_main_process():
-            runs.open_run(settings.runs, run_id, data=prepared.name, settings=identity)
+            run.open_folder()
         runtime.barrier()
-        folder = runs.open_run(settings.runs, run_id, data=prepared.name, settings=identity)
-        objectives = warmup or main, main
-        return _run_in_folder(settings, prepared, objectives, folder, progress, device, run_id, identity)
+        return _run_in_folder(run, run.open_folder(), progress or RunProgress(ConsoleProgress(transient=False)))
 
 
-def finished_run(folder: Path) -> Trained:
-    return Trained(folder, runs.read_metrics(folder), runs.final_split(folder))
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run with everything that its settings name."""
 
+    settings: TrainSettings
+    prepared: PreparedData
+    objectives: tuple[RowObjective, RowObjective]
+    """Of the warmup epochs, and of the rest."""
+    device: torch.device
+    identity: dict[str, Any]
+    run_id: str
 
-def _run_in_folder(
-    settings: TrainSettings,
-    prepared: PreparedData,
-    objectives: tuple[RowObjective, RowObjective],
-    folder: Path,
-    progress: RunProgress | None,
-    device: torch.device,
-    run_id: str,
-    identity: dict[str, Any],
-) -> Trained:
-    if not runtime.is_main_process():
-        runtime.barrier()  # until rank 0 holds the lock and has cleared the folder under --no-resume
-        if runs.is_finished(folder):
-            return finished_run(folder)
-        _train_in_folder(settings, prepared, objectives, folder, RunProgress(), device)
-        runtime.barrier()
-        return finished_run(folder)
-    run_progress = progress or RunProgress(ConsoleProgress(transient=False))
-    waiting = f"waiting for another process that is writing to {folder}"
-    with run_progress, exclusive_lock(folder, lambda: run_progress.log(waiting)):
-        finished = runs.is_finished(folder)
-        if not finished and not settings.resume:
-            runs.clear_run(folder, keep=LOCK)
-        runtime.barrier()
-        if finished:
+    def finished(self) -> Trained | None:
+        """The result, if the run was made before; `ValueError` with --no-resume."""
+        folder = runs.find_run(self.settings.runs, self.run_id)
+        if folder is None:
+            return None
+        if not self.settings.resume:
+            raise ValueError(f"{folder} is finished and never overwritten: remove the folder to train it again")
+        if runtime.is_main_process():
             runs.remove_leftovers(folder)
-            return finished_run(folder)
-        runs.write_settings(folder, identity)
-        run_progress.begin(folder / runs.LOG)
-        run_progress.log(f"run folder {folder}")
-        memory = PeakMemory(device)
-        try:
-            loop = _train_in_folder(settings, prepared, objectives, folder, run_progress, device)
-        except ValueError as error:
-            if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
-                shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
-            raise
-        conditions = {"device": str(device), "processes": runtime.world()[1], "memory_mb": memory.peak_mb()}
-        conditions["run_id"] = run_id  # the folder may be renamed
-        runs.finish_run(folder, conditions, loop.written, seconds=loop.state.seconds)
-    runtime.barrier()
-    return finished_run(folder)
+        return finished_run(folder)
 
+    def open_folder(self) -> Path:
+        """The folder of the unfinished run, or a new one."""
+        return runs.open_run(self.settings.runs, self.run_id, data=self.prepared.name, settings=self.identity)
 
-def _train_in_folder(
-    settings: TrainSettings,
-    prepared: PreparedData,
-    objectives: tuple[RowObjective, RowObjective],
-    folder: Path,
-    progress: RunProgress,
-    device: torch.device,
-) -> "Loop":
-    """Train and evaluate."""
-    with torch.random.fork_rng(devices=[]):
+    def make_loop(self, folder: Path, progress: RunProgress) -> "Loop":
+        """The loop, with the model as it was at the newest checkpoint."""
+        settings, prepared = self.settings, self.prepared
         model = prepared.model(settings)
         mined = None if settings.mined is None else open_mined(settings.mined, prepared.train)
         if settings.mine_every is not None and settings.mined is not None:
             filters_of_table(settings.mined)  # raises now instead of after the first epochs
         splits = prepared.train, prepared.validation, prepared.test
-        loop = Loop(model, splits, objectives, settings, folder, progress, device, mined)
+        loop = Loop(model, splits, self.objectives, settings, folder, progress, self.device, mined)
         loop.restore()
         if runtime.is_main_process():
             prepared.retriever(model).write_description(folder)
             loop.written = checksums_of(folder, set(runs.result_files(folder)) - {WEIGHTS, runs.METRICS, runs.RANKS})
         if preset(settings.model)[1].get("backbone") is not None and "image_dim" in prepared.sizes:
             progress.log(f"the dataset has image features: they are used instead of the backbone of {settings.model}")
-        loop.run()
         return loop
+
+
+def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -> ResolvedRun:
+    """Raises before any work if a setting is wrong."""
+    device = select_device(settings.device)
+    main, warmup, identity = resolve(settings)
+    prepared = prepare_data(settings) if prepared is None else prepared
+    prepared.check_effective(settings)
+    run_id = hash_identity(identity, prepared)
+    return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id)
+
+
+def finished_run(folder: Path) -> Trained:
+    return Trained(folder, runs.read_metrics(folder), runs.final_split(folder))
+
+
+def _run_in_folder(run: ResolvedRun, folder: Path, progress: RunProgress) -> Trained:
+    with torch.random.fork_rng(devices=[]):
+        if runtime.is_main_process():
+            with open_loop(run, folder, progress, PeakMemory(run.device)) as loop:
+                if loop is not None:
+                    loop.run()
+        else:
+            runtime.barrier()  # until rank 0 holds the lock and has cleared the folder under --no-resume
+            if not runs.is_finished(folder):
+                run.make_loop(folder, RunProgress()).run()
+    runtime.barrier()
+    return finished_run(folder)
+
+
+@contextmanager
+def open_loop(run: ResolvedRun, folder: Path, progress: RunProgress, memory: PeakMemory) -> Iterator["Loop | None"]:
+    """The loop of a run in its folder, which is locked meanwhile; the run is finished when the block ends.
+
+    None if another process has finished the run.
+    """
+    waiting = f"waiting for another process that is writing to {folder}"
+    with progress, exclusive_lock(folder, lambda: progress.log(waiting)):
+        finished = runs.is_finished(folder)
+        if not finished and not run.settings.resume:
+            runs.clear_run(folder, keep=LOCK)
+        runtime.barrier()
+        if finished:
+            runs.remove_leftovers(folder)
+            yield None
+            return
+        runs.write_settings(folder, run.identity)
+        progress.begin(folder / runs.LOG)
+        progress.log(f"run folder {folder}")
+        try:
+            loop = run.make_loop(folder, progress)
+            yield loop
+        except ValueError as error:
+            if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
+                shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
+            raise
+        conditions = {"device": str(run.device), "processes": runtime.world()[1], "memory_mb": memory.peak_mb()}
+        conditions["stacked_steps"] = loop.state.stacked_steps
+        conditions["run_id"] = run.run_id  # the folder may be renamed
+        if loop.metrics is not None:
+            loop.written |= {WEIGHTS: loop.state.weights_checksum, runs.METRICS: loop.metrics.checksum}
+        runs.finish_run(folder, conditions, loop.written, seconds=loop.clock())
 
 
 @dataclass
@@ -178,10 +202,25 @@ class TrainState:
     """Captions processed, repetitions included."""
     seconds: float = 0.0
     """Training time up to the checkpoint, summed over all resumes."""
+    stacked_steps: int = 0
+    """Steps that were made together with those of other runs: their sums are rounded in another order."""
     metrics_length: int = 0
     metrics_checksum: str = ""
     weights_checksum: str = ""
     """Of the selected weights."""
+
+
+StepBatches = list[tuple[Batch, BatchIndices]]
+"""The batches whose gradients one step averages."""
+
+
+class StepWork(NamedTuple):
+    """What one step is made of."""
+
+    objective: RowObjective
+    batches: StepBatches
+    ramp: float = 1.0
+    """Factor on the gradient."""
 
 
 class Loop:
@@ -212,6 +251,8 @@ class Loop:
         modules = [part for part in self.objective_states if isinstance(part, torch.nn.Module)]
         self.objective_module = torch.nn.ModuleList(modules).to(device)
         self.optimizer = make_optimizer(model, settings, self.objective_module)
+        self.max_norm = math.inf if settings.grad_clip is None else settings.grad_clip
+        self.parameters = [*model.parameters(), *self.objective_module.parameters()]
         self.step, self.health, self.state = Step(model, settings), HealthMonitor(progress.log), TrainState()
         # A recipe for pixels also runs on precomputed features, which cannot be cropped.
         crop = settings.crop if isinstance(self.data.images, Pixels) else "none"
@@ -249,37 +290,42 @@ class Loop:
         self.board = TensorBoardLog(folder) if settings.tensorboard and self.is_main else None
 
     def run(self) -> None:
-        """Train from the current state, validating after each epoch."""
+        """Train from the current state, validating after each epoch, and evaluate the selected weights."""
+        with self.interrupt:
+            for work in self.steps(self.batches):
+                self.train_step(work)
+        self.evaluate_best()
+
+    def steps(self, batches: Callable[[int], Iterator[StepBatches]]) -> Iterator[StepWork]:
+        """Yield what each step needs that is still to be made; the caller makes it before it asks for the next one.
+
+        Between the steps this validates, saves and logs. `batches(epoch)`: of the remaining steps of an epoch.
+        """
         settings, state = self.settings, self.state
         self._check_data()
-        with self.interrupt:
-            for epoch in range(state.epoch, settings.epochs):
-                self._start_epoch(epoch)
-                objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
-                for batches in self.batches(epoch):
-                    # In the epoch `ramp_epoch` the gradient rises from 0 to its full size.
-                    ramp = state.position / self.steps_per_epoch if epoch == settings.ramp_epoch else 1.0
-                    self.train_step(objective, batches, ramp)
-                    # After an epoch's last step validation follows, and a checkpoint after it.
-                    is_due = state.step % settings.checkpoint_every == 0 and state.position < self.steps_per_epoch
-                    if self.stopping or is_due:
-                        self.save()
-                    if self.stopping:
-                        self.interrupt.stop()
-                metrics = self._validate(epoch)
-                if self.is_main and state.best_epoch == epoch:
-                    self._write_weights()
-                state.epoch, state.position = epoch + 1, 0
-                self.save()
-                self._log_epoch(epoch, metrics)
-                if runtime.any_process(self.interrupt.requested):
+        for epoch in range(state.epoch, settings.epochs):
+            self._start_epoch(epoch)
+            objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
+            for step_batches in batches(epoch):
+                # In the epoch `ramp_epoch` the gradient rises from 0 to its full size.
+                ramp = state.position / self.steps_per_epoch if epoch == settings.ramp_epoch else 1.0
+                yield StepWork(objective, step_batches, ramp)
+                # After an epoch's last step validation follows, and a checkpoint after it.
+                is_due = state.step % settings.checkpoint_every == 0 and state.position < self.steps_per_epoch
+                if self.stopping or is_due:
+                    self.save()
+                if self.stopping:
                     self.interrupt.stop()
-        self._evaluate_best()
-        self.clock()
-        if self.metrics is not None:
-            self.written |= {WEIGHTS: state.weights_checksum, runs.METRICS: self.metrics.checksum}
+            metrics = self._validate(epoch)
+            if self.is_main and state.best_epoch == epoch:
+                self._write_weights()
+            state.epoch, state.position = epoch + 1, 0
+            self.save()
+            self._log_epoch(epoch, metrics)
+            if runtime.any_process(self.interrupt.requested):
+                self.interrupt.stop()
 
-    def batches(self, epoch: int) -> Iterator[list[tuple[Batch, BatchIndices]]]:
+    def batches(self, epoch: int) -> Iterator[StepBatches]:
         """The batches of every step of an epoch that is still to be made, on the device."""
         accumulated = self.settings.grad_accum_steps
         index_batches = self.sampler.epoch(epoch)[self.state.position * accumulated :]
@@ -292,33 +338,35 @@ class Loop:
             ]
             yield batches
 
-    def train_step(self, objective: RowObjective, batches: list[tuple[Batch, BatchIndices]], ramp: float = 1.0) -> None:
+    def train_step(self, work: StepWork) -> None:
         """One update of the weights: similarity and gradient of every batch, then the optimizer."""
         began = time.perf_counter()
-        settings, state = self.settings, self.state
         self.optimizer.zero_grad()
-        for batch, indices in batches:
-            outcome = self.step(objective, batch, indices.seed, ramp / len(batches))
+        for batch, indices in work.batches:
+            outcome = self.step(work.objective, batch, indices.seed, work.ramp / len(work.batches))
         self.stopping = self.interrupt.requested
         if self.processes > 1:  # all stop after the same step, though a signal reaches them at different moments
             self.stopping = runtime.average_gradients(self.model, self.stopping)
             runtime.average_gradients(self.objective_module)
-        limit = math.inf if settings.grad_clip is None else settings.grad_clip
-        parameters = [*self.model.parameters(), *self.objective_module.parameters()]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm).item()
+        self.update(work, outcome, norm, began)
+
+    def update(self, work: StepWork, outcome: Outcome, norm: float, began: float) -> None:
+        """Update the weights by their clipped gradients, whose norm was `norm`; check, count and log the step."""
+        settings, state, batch = self.settings, self.state, work.batches[-1][0]
         if not (math.isfinite(outcome.scalar) and math.isfinite(norm)):
             raise not_finite_error(batch, outcome.images, outcome.captions, self.model)
         self.optimizer.step()
         self.schedule.step()
-        state.clipped += norm > limit
+        state.clipped += norm > self.max_norm
         if settings.cocos_every and state.step % settings.cocos_every == 0:
-            self._log_cocos(objective, batch, outcome, norm)
+            self._log_cocos(work.objective, batch, outcome, norm)
         if settings.cocos_every and state.position + 1 == self.steps_per_epoch:
             self._log_triplets(batch, outcome)
         state.position += 1
         state.step += 1
-        state.pairs += sum(len(indices.captions) for _, indices in batches)
-        self.throughput.step_done(began, sum(len(batch.caption_ids) for batch, _ in batches))
+        state.pairs += sum(len(indices.captions) for _, indices in work.batches)
+        self.throughput.step_done(began, sum(len(batch.caption_ids) for batch, _ in work.batches))
         self.progress.step(state.step, self.total, self.status | self.throughput.status())
 
     def _check_data(self) -> None:
@@ -362,7 +410,7 @@ class Loop:
         self.state.weights_checksum = hashlib.sha256(content).hexdigest()
         atomic_write(self.folder / WEIGHTS, content)
 
-    def _evaluate_best(self) -> None:
+    def evaluate_best(self) -> None:
         """Evaluate the selected weights once on test, or on validation if there is no test split."""
         if self.metrics is None:
             return
@@ -418,12 +466,16 @@ class Loop:
             self.state.metrics_length, self.state.metrics_checksum = self.metrics.length, self.metrics.checksum
             self.clock()
             checkpoint = {
-                "model": self.model.state_dict(),
+                "model": {name: owned(tensor) for name, tensor in self.model.state_dict().items()},
                 "optimizer": self.optimizer.state_dict(),
                 "objective": [part.state_dict() for part in self.objective_states],
                 "state": asdict(self.state),
             }
             save_state(self.folder / runs.STATE, self.state.step, checkpoint)
+
+    def start_clock(self, spent: float = 0.0) -> None:
+        """Let the time run from now on, with these seconds in addition: a run in a stack does not always have it."""
+        self._clock_start = time.perf_counter() - spent
 
     def clock(self) -> float:
         """Return the training time so far in seconds, including the time before a resume."""

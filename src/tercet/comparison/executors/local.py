@@ -1,4 +1,4 @@
-"""Local executor: one process per run, by default as many in parallel as there are cores.
+"""Local executor: processes that train stacks of runs or single runs, by default as many as there are cores.
 
 With fork, a run inherits the data that its parent opened, so it is loaded once for all runs. A forked process must use
 one thread only, because the threads of its parent's pool do not survive a fork. If there are so few runs that each gets
@@ -14,8 +14,9 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -27,24 +28,34 @@ from tercet.interrupt import SIGNALS, Interrupt, exit_code, stop_on_signals
 from tercet.names import is_in_memory
 from tercet.progress import RunProgress
 from tercet.training.prepare import PreparedData
+from tercet.training.stacked import Ended, train_stack
+from tercet.training.trained import Trained
 
 SECONDS_BETWEEN_MESSAGES = 0.2
 SECONDS_TO_STOP = 60.0
 
 
+STACK_SIZE = 8
+"""Runs in a stack, at most: more share little, and their parameters and activations leave the CPU's cache."""
+
+Job = Sequence[PlannedRun]
+"""What one process trains: a stack of runs, or a single run."""
+
+
 @dataclass
-class _ActiveRun:
-    plan: PlannedRun
+class _ActiveJob:
+    plans: Job
     process: Any
     receiver: Connection
     forked: bool
-    ended: bool = False
+    training: set[int]
+    """Numbers of the runs that have not ended."""
 
 
 class LocalExecutor:
-    """One process per run on this machine.
+    """Processes on this machine, each of which trains a stack of runs, or a single run.
 
-    `processes`: runs in parallel; None is the number of cores.
+    `processes`: in parallel; None is the number of cores.
     """
 
     def __init__(self, prepared_datasets: PreparedDatasets, processes: int | None = None) -> None:
@@ -54,16 +65,17 @@ class LocalExecutor:
         if not plans:
             return
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        processes = min(self._processes or cores, len(plans))
+        jobs = make_jobs(plans, self._processes or cores)
+        processes = min(self._processes or cores, len(jobs))
         from_python = any(_is_from_python(plan) for plan in plans)
         threads = 1 if from_python else max(1, cores // processes)
         context = _context(plans, threads)
         if from_python and context.get_start_method() != "fork":
-            self._run_here(plans, events)
+            self._run_here(jobs, events)
             return
         if context.get_start_method() == "fork":
             _import_for_children()
-        waiting, active = deque(plans), list[_ActiveRun]()
+        waiting, active = deque(jobs), list[_ActiveJob]()
         # A flag, not an exception at any point: exceptions raised in the hooks after a fork are lost.
         with Interrupt() as interrupt:
             try:
@@ -73,40 +85,80 @@ class LocalExecutor:
                     if interrupt.requested:
                         interrupt.stop()
                     _poll(active, events)
-                    active = [run for run in active if not run.ended]
+                    active = [job for job in active if job.training]
                     events.idle()
             except BaseException:
                 _stop(active)
                 raise
 
-    def _run_here(self, plans: Sequence[PlannedRun], events: ExecutorEvents) -> None:
-        from tercet.training.train import train_run
-
-        for plan in plans:
-            events.started(plan)
+    def _run_here(self, jobs: Sequence[Job], events: ExecutorEvents) -> None:
+        for plans in jobs:
+            for plan in plans:
+                events.started(plan)
             events.idle()
-            try:
-                prepared = self._prepared_datasets[plan.variant.model]
-                folder = train_run(plan.settings, prepared, _EventProgress(plan, events)).folder
-            except Exception as error:
-                events.failed(plan, _reason(error))
-            else:
-                events.finished(plan, folder)
+
+            def ended(number: int, result: Trained | Exception, plans: Job = plans) -> None:
+                if isinstance(result, Exception):
+                    events.failed(plans[number], _reason(result))
+                else:
+                    events.finished(plans[number], result.folder)
+
+            progress = [_EventProgress(plan, events) for plan in plans]
+            _train(plans, self._prepared_datasets[plans[0].variant.model], progress, ended)
 
     def _start(
-        self, plan: PlannedRun, context: Any, threads: int, others: Sequence[_ActiveRun], events: ExecutorEvents
-    ) -> _ActiveRun:
+        self, plans: Job, context: Any, threads: int, others: Sequence[_ActiveJob], events: ExecutorEvents
+    ) -> _ActiveJob:
         receiver, sender = context.Pipe(duplex=False)
         forked = context.get_start_method() == "fork"
-        prepared = self._prepared_datasets[plan.variant.model] if forked else None
+        prepared = self._prepared_datasets[plans[0].variant.model] if forked else None
         inherited = [receiver, *(other.receiver for other in others)] if forked else []
         process = context.Process(
-            target=_child, args=(plan, prepared, threads, sender, inherited, os.getpid()), name=plan.name, daemon=True
+            target=_child,
+            args=(plans, prepared, threads, sender, inherited, os.getpid()),
+            name=plans[0].name,
+            daemon=True,
         )
         process.start()
         sender.close()
-        events.started(plan)
-        return _ActiveRun(plan, process, receiver, forked)
+        for plan in plans:
+            events.started(plan)
+        return _ActiveJob(plans, process, receiver, forked, set(range(len(plans))))
+
+
+def make_jobs(plans: Sequence[PlannedRun], processes: int) -> list[Job]:
+    """Stacks of nearly equal size, as many as keep all processes busy to the end, and single runs."""
+    stackable: dict[Hashable, list[PlannedRun]] = {}
+    for plan in plans:
+        if plan.stack is not None:
+            stackable.setdefault(plan.stack, []).append(plan)
+    jobs: list[Job] = []
+    for group in stackable.values():
+        turns = -(-len(group) // (STACK_SIZE * processes))
+        count = min(len(group), turns * processes)
+        ends = [len(group) * number // count for number in range(count + 1)]
+        jobs += [group[start:end] for start, end in pairwise(ends)]
+    return [*jobs, *([plan] for plan in plans if plan.stack is None)]
+
+
+def _train(plans: Job, prepared: PreparedData | None, progress: Sequence[RunProgress], ended: Ended) -> None:
+    """Train the runs of a job; `ended` is called once for each, unless it is interrupted."""
+    from tercet.training.train import train_run
+
+    training = set(range(len(plans)))
+
+    def end(number: int, result: Trained | Exception) -> None:
+        training.discard(number)
+        ended(number, result)
+
+    try:
+        if plans[0].stack is None:
+            end(0, train_run(plans[0].settings, prepared, progress[0]))
+        else:
+            train_stack([plan.settings for plan in plans], prepared, progress, end)
+    except Exception as error:
+        for number in sorted(training):
+            end(number, error)
 
 
 def _context(plans: Sequence[PlannedRun], threads: int) -> BaseContext:
@@ -146,32 +198,36 @@ class _EventProgress(RunProgress):
         self._events.idle()
 
 
-def _poll(active: Sequence[_ActiveRun], events: ExecutorEvents) -> None:
-    """Receive messages of the runs, and mark those that ended."""
-    handles = [*(run.receiver for run in active), *(run.process.sentinel for run in active)]
+def _poll(active: Sequence[_ActiveJob], events: ExecutorEvents) -> None:
+    """Receive messages of the runs, and end those whose process has ended."""
+    handles = [*(job.receiver for job in active), *(job.process.sentinel for job in active)]
     wait(handles, timeout=SECONDS_BETWEEN_MESSAGES)
-    for run in active:
-        exited = not run.process.is_alive()  # checked first, so that its last message is read below
+    for job in active:
+        exited = not job.process.is_alive()  # checked first, so that its last message is read below
         with contextlib.suppress(EOFError, OSError):
-            while run.receiver.poll():
-                _dispatch(run, run.receiver.recv(), events)
-        if exited and not run.ended:
-            run.ended = True
-            events.failed(run.plan, _exit_reason(run.process.exitcode, forked=run.forked))
-        if run.ended:
-            run.process.join()
-            run.receiver.close()
+            while job.receiver.poll():
+                _dispatch(job, job.receiver.recv(), events)
+        if exited:
+            reason = _exit_reason(job.process.exitcode, forked=job.forked)
+            for number in sorted(job.training):
+                events.failed(job.plans[number], reason)
+            job.training.clear()
+        if not job.training:
+            job.process.join()
+            job.receiver.close()
 
 
-def _dispatch(run: _ActiveRun, message: tuple[Any, ...], events: ExecutorEvents) -> None:
-    if message[0] == "step":
-        events.step(run.plan, *message[1:])
-    elif message[0] == "finished":
-        run.ended = True
-        events.finished(run.plan, Path(message[1]))
+def _dispatch(job: _ActiveJob, message: tuple[Any, ...], events: ExecutorEvents) -> None:
+    kind, number, *content = message
+    plan = job.plans[number]
+    if kind == "step":
+        events.step(plan, *content)
+        return
+    job.training.discard(number)
+    if kind == "finished":
+        events.finished(plan, Path(content[0]))
     else:
-        run.ended = True
-        events.failed(run.plan, message[1])
+        events.failed(plan, content[0])
 
 
 def _exit_reason(code: int | None, *, forked: bool) -> str:
@@ -185,9 +241,9 @@ def _exit_reason(code: int | None, *, forked: bool) -> str:
     return f"its process exited with code {code} without a message{hint}"
 
 
-def _stop(active: Sequence[_ActiveRun]) -> None:
+def _stop(active: Sequence[_ActiveJob]) -> None:
     """Let each run finish its step and write a checkpoint; kill it after a timeout or a second Ctrl-C."""
-    running = [run.process for run in active if run.process.is_alive()]
+    running = [job.process for job in active if job.process.is_alive()]
     for process in running:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGINT)
@@ -203,7 +259,7 @@ def _stop(active: Sequence[_ActiveRun]) -> None:
 
 
 def _child(
-    plan: PlannedRun,
+    plans: Job,
     prepared: PreparedData | None,
     threads: int,
     sender: Connection,
@@ -219,27 +275,30 @@ def _child(
 
     import torch
 
-    from tercet.training.train import train_run
-
     torch.set_num_threads(threads)
-    progress = _PipeProgress(sender, parent_pid)
+    progress = [_PipeProgress(sender, number, parent_pid) for number in range(len(plans))]
+
+    def ended(number: int, result: Trained | Exception) -> None:
+        if not isinstance(result, Exception):
+            sender.send(("finished", number, str(result.folder)))
+            return
+        sender.send(("failed", number, _reason(result)))
+        with contextlib.suppress(OSError):  # the folder of a rejected run is already removed
+            progress[number].log("".join(traceback.format_exception(result)))
+
     try:
         with stop_on_signals():
-            sender.send(("finished", str(train_run(plan.settings, prepared, progress).folder)))
+            _train(plans, prepared, progress, ended)
     except KeyboardInterrupt as error:
         os._exit(exit_code(error))
-    except Exception as error:
-        sender.send(("failed", _reason(error)))
-        with contextlib.suppress(OSError):  # the folder of a rejected run is already removed
-            progress.log("".join(traceback.format_exception(error)))
 
 
 class _PipeProgress(RunProgress):
     """Sends progress to the parent at a limited rate, and stops the run if the parent is gone."""
 
-    def __init__(self, sender: Connection, parent_pid: int) -> None:
+    def __init__(self, sender: Connection, number: int, parent_pid: int) -> None:
         super().__init__()
-        self._sender, self._parent_pid, self._next = sender, parent_pid, 0.0
+        self._sender, self._number, self._parent_pid, self._next = sender, number, parent_pid, 0.0
 
     def begin(self, log_file: Path) -> None:
         super().begin(log_file)
@@ -252,7 +311,7 @@ class _PipeProgress(RunProgress):
             if os.getppid() != self._parent_pid:
                 os.kill(os.getpid(), signal.SIGINT)  # the parent was killed: stop as on Ctrl-C
                 return
-            self._sender.send(("step", done, total, dict(status)))
+            self._sender.send(("step", self._number, done, total, dict(status)))
 
 
 def _redirect_output(file: str) -> None:

@@ -4,11 +4,11 @@ With margin objectives many items have none, such as mined items in AOQ's second
 rows of the gradient are exactly zero and add nothing to the gradient of the weights.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from tercet.single_backward import single_backward
@@ -33,7 +33,7 @@ def l2_normalize_rows(vectors: Float[Tensor, "item dim"]) -> Float[Tensor, "item
     """`l2_normalize` with a backward of three passes over the gradient instead of autograd's ten."""
     if not _use_custom_backward(vectors):
         return F.normalize(vectors, dim=-1)
-    normalized: Tensor = _Normalized.apply(vectors)  # type: ignore[no-untyped-call]
+    normalized: Tensor = _NormalizedRows.apply(vectors)  # type: ignore[no-untyped-call]
     return normalized
 
 
@@ -83,20 +83,34 @@ def rows_with_gradient(gradient: Float[Tensor, "row dim"]) -> Tensor | None:
     return active if len(active) <= MAX_ACTIVE_SHARE * len(gradient) else None
 
 
-class _Normalized(torch.autograd.Function):
-    """u = v / |v|: the gradient of v is that of u minus its component along u, divided by |v|. Zeros stay zeros."""
+class Normalized(NamedTuple):
+    """u = v / |v| and what its gradient needs: that of v is that of u minus its component along u, divided by |v|."""
+
+    vectors: Float[Tensor, "*item dim"]
+    norms: Float[Tensor, "*item 1"]
+    has_direction: Bool[Tensor, "*item 1"]
+    """Zeros stay zeros."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    def of(vectors: Float[Tensor, "*item dim"]) -> "Normalized":
+        norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
         clamped = norms.clamp_min(MIN_NORM)
-        normalized = vectors / clamped
-        ctx.save_for_backward(normalized, clamped, norms >= MIN_NORM)
-        return normalized
+        return Normalized(vectors / clamped, clamped, norms >= MIN_NORM)
+
+    def backward(self, gradient: Float[Tensor, "*item dim"]) -> Float[Tensor, "*item dim"]:
+        """The gradient of the vectors before normalization."""
+        along = torch.linalg.vecdot(gradient, self.vectors)[..., None] * self.has_direction
+        return torch.addcmul(gradient, self.vectors, along, value=-1).div_(self.norms)
+
+
+class _NormalizedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        normalized = Normalized.of(vectors)
+        ctx.save_for_backward(*normalized)
+        return normalized.vectors
 
     @staticmethod
     @single_backward(NO_SECOND)
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        normalized, clamped, has_direction = ctx.saved_tensors
-        along = torch.linalg.vecdot(gradient, normalized)[:, None] * has_direction
-        return torch.addcmul(gradient, normalized, along, value=-1).div_(clamped)
+        return Normalized(*ctx.saved_tensors).backward(gradient)

@@ -123,9 +123,12 @@ class OtherPositives:
 
 
 def relative_to_negatives(
-    rows: Rows, hardest: Hardest, lowest_positive: Float[Tensor, ""], settings: RelativeSettings
+    rows: Rows, hardest: Hardest, lowest_positive: Float[Tensor, "*#anchor"], settings: RelativeSettings
 ) -> Float[Tensor, " anchor"]:
-    """mu- (Eq. 13, at least 0) or M- (Eq. 12, at most 1) of each anchor: means over its set N."""
+    """mu- (Eq. 13, at least 0) or M- (Eq. 12, at most 1) of each anchor: means over its set N.
+
+    `lowest_positive`: of the batch, or a column of those of the batches of the anchors.
+    """
     in_set = rows.negatives & (rows.similarity > lowest_positive - settings.slack)
     in_set = in_set.scatter(1, hardest.candidate[:, None], False)
     gap = hardest.similarity[:, None] - rows.similarity
