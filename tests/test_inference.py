@@ -15,7 +15,7 @@ from tercet.data.text.vocabulary import SPECIAL, build_vocabulary
 from tercet.data.transforms import TransformSettings
 from tercet.inference import Preprocessor, Retriever
 from tercet.models import build
-from tests.checksums import forge, record_again
+from tests.checksums import forge, manifest_of, record_again
 from tests.commands import tercet as tercet_
 from tests.models.parity import GOLDENS
 from tests.tiny_models import RESNET
@@ -182,6 +182,15 @@ def test_a_damaged_folder_is_refused(minilm, tmp_path, damage, message):
     record_again(tmp_path / "model" / "config.json")  # what is checked besides the checksums
     with pytest.raises((ValueError, OSError), match=message):
         tercet.load(tmp_path / "model")
+
+
+def test_whatever_a_damaged_backbone_raises_is_a_value_error(minilm, tmp_path):
+    retrievers(minilm)["vsepp pixels"].save(tmp_path / "model")
+    backbone = manifest_of(tmp_path / "model" / "config.json")["settings"]["backbone"]
+    for change in ({"layer_type": "other"}, {"hidden_sizes": None}, {"model_type": 5}, {"depths": [[]]}):
+        settings(tmp_path / "model", backbone=backbone | change)
+        with pytest.raises(ValueError, match=r"config\.json: not the configuration of a saved model"):
+            tercet.load(tmp_path / "model")
 
 
 def edit(folder, **changes):

@@ -161,6 +161,12 @@ class Counting:
         return hinge(S, positives) * self.calls
 
 
+class CountingMean(Counting):
+    def __call__(self, S, positives):
+        self.calls += 1
+        return -S[positives].mean() * self.calls
+
+
 class Temperature(torch.nn.Module):
     """NT-Xent with a trainable temperature, and a buffer that counts its calls."""
 
@@ -179,6 +185,8 @@ class Temperature(torch.nn.Module):
 def test_hidden_state_is_refused():
     with pytest.raises(ValueError, match=r"Counting returned other values .* it changes between calls"):
         tercet.objective(Counting())
+    with pytest.raises(ValueError, match="it changes between calls"):
+        tercet.objective(CountingMean())
 
 
 def test_the_state_of_a_module_is_as_before_its_trial_call():

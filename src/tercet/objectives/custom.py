@@ -265,7 +265,8 @@ def _trial_call(function: Function, arguments: dict[str, Any]) -> Any:
     states = [(part, copy.deepcopy(part.state_dict())) for part in _states(function)]
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        sample = torch.linspace(-0.5, 0.5, 9).reshape(3, 3).requires_grad_()
+        # No symmetry: the mean of the diagonal of a symmetric sample is 0, whatever it is multiplied with.
+        sample = (torch.linspace(0.1, 1.0, 9).square() - 0.3).reshape(3, 3).requires_grad_()
         returned = _call(function, as_rows(sample, None, None), arguments)
     for part, state in states:
         part.load_state_dict(state)
