@@ -20,6 +20,7 @@ from tercet.models.registry import SYSTEMS, build
 Shapes = Mapping[str, tuple[int, ...]]
 SHARED = 4  # a weight that modules share is counted each time
 SMALL = 1_000_000  # weights that any model may have, for a message that names the wrong one
+LISTED_ERRORS = 10
 
 
 def stored_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -65,7 +66,12 @@ def check_shapes(model: TorchModule | None, shapes: Shapes, file: Path) -> None:
         if name in shapes and shapes[name] != shape
     ]
     if errors:
-        raise ValueError(f"{file} does not fit the model, nothing was loaded: {'; '.join(errors)}")
+        raise misfit(file, errors)
+
+
+def misfit(file: Path | str, errors: list[str]) -> ValueError:
+    more = f"; and {len(errors) - LISTED_ERRORS} more" if len(errors) > LISTED_ERRORS else ""
+    return ValueError(f"{file} does not fit the model, nothing was loaded: {'; '.join(errors[:LISTED_ERRORS])}{more}")
 
 
 @contextmanager

@@ -217,7 +217,7 @@ def _controls(name: str) -> list[Control]:
             continue
         default = getattr(default_objective, setting.name)
         if setting.name in SLIDERS:
-            controls.append(Control(setting.name, default, *SLIDERS[setting.name]))
+            controls.append(Control(setting.name, float(default), *SLIDERS[setting.name]))
         elif setting.name in CHOICES:
             controls.append(Control(setting.name, default, choices=CHOICES[setting.name]))
         elif isinstance(default, bool):

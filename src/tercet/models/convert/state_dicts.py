@@ -16,9 +16,9 @@ from tercet.models.convert.safe_load import read_checkpoint
 from tercet.models.convert.xvlm import RENAMES as _XVLM
 from tercet.models.convert.xvlm import bert_config, convert_states, infer_settings
 from tercet.models.registry import build
+from tercet.models.sized_build import misfit
 
 States = list[dict[str, Tensor]]
-LISTED_PROBLEMS = 10
 EXTRA_WORDS = {"vse-infinity": ("<mask>",)}  # system -> words that the original program adds to its vocabulary
 # Pattern of an authors' key -> our key; None for keys that are not needed.
 Renames = list[tuple[str, str | None]]
@@ -257,9 +257,7 @@ def load_states(model: TorchModule, states: States, renames: list[Renames], path
     loaded |= {name: torch.zeros_like(t) for name, t in expected.items() if _is_optional(name) and name not in loaded}
     problems += [f"missing: {name}" for name in expected if name not in loaded]
     if problems:
-        more = f"; and {len(problems) - LISTED_PROBLEMS} more" if len(problems) > LISTED_PROBLEMS else ""
-        listed = "; ".join(problems[:LISTED_PROBLEMS])
-        raise ValueError(f"{path} does not fit the model, nothing was loaded: {listed}{more}")
+        raise misfit(path, problems)
     model.load_state_dict(loaded)
 
 

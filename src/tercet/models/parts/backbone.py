@@ -112,7 +112,8 @@ def max_positions(config: dict[str, Any] | str) -> int:
 
 def hugging_face_model(config: dict[str, Any] | str) -> Any:
     """A Hugging Face model: by name or path with its weights, or from a configuration with random weights."""
-    AutoModel = transformers_for("backbones").AutoModel
+    with torch.device("cpu"):  # the import computes with tensors, which have no values where a model is only sized
+        AutoModel = transformers_for("backbones").AutoModel
     if isinstance(config, dict):
         return AutoModel.from_config(_config(config), trust_remote_code=False)
     try:
