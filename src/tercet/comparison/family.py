@@ -219,7 +219,7 @@ def compare_family(
     min_seeds = 2 if any(len(seeds) > 1 for seeds in seeds_of.values()) else 1
     shared = {pair: tuple(sorted(set(seeds_of[pair[0]]) & set(seeds_of[pair[1]]))) for pair in asked}
     testable = [pair for pair in asked if len(shared[pair]) >= min_seeds]
-    compared = _compare(values, order, seeds_of, {pair: shared[pair] for pair in testable})
+    compared = _compare(values, order, seeds_of, {pair: shared[pair] for pair in testable}, baseline)
     return Significance(
         order,
         means,
@@ -346,13 +346,16 @@ def _compare(
     order: Sequence[str],
     seeds_of: Mapping[str, Sequence[int]],
     shared: Mapping[tuple[str, str], tuple[int, ...]],
+    baseline: str | None,
 ) -> dict[tuple[str, str], PairedComparison]:
     """Test each pair over its shared seeds, with the variance of all variants that have these seeds."""
     tests: dict[tuple[tuple[str, str], tuple[int, ...]], PairedComparison] = {}
     for seeds in dict.fromkeys(shared.values()):
         names = [name for name in order if set(seeds) <= set(seeds_of[name])]
-        compared = compare_all(np.stack([values[name][list(seeds)] for name in names]))
-        tests |= {(pair, seeds): test for pair, test in zip(combinations(names, 2), compared, strict=True)}
+        index = names.index(baseline) if baseline in names else None
+        compared = compare_all(np.stack([values[name][list(seeds)] for name in names]), index)
+        pairs = [pair for pair in combinations(names, 2) if baseline is None or baseline in pair]
+        tests |= {(pair, seeds): test for pair, test in zip(pairs, compared, strict=True)}
     return {pair: tests[pair, seeds] for pair, seeds in shared.items()}
 
 
