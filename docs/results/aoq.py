@@ -140,8 +140,9 @@ def tests(runs: dict) -> str:
         compared = {name: compare_runs(values[name], values[baseline]) for name in MINED}
         corrected = dict(zip(MINED, holm([test.p for test in compared.values()]), strict=True))
         differences = "; ".join(
-            f"{name} {test.difference:+.1f} ({test.low:+.1f} to {test.high:+.1f}, p {corrected[name]:.2g})"
+            f"{name} {test.difference:+.1f} ({low:+.1f} to {high:+.1f}, p {corrected[name]:.2g})"
             for name, test in compared.items()
+            for low, high in [test.interval()]
         )
         spread = compared["aoq"].spread
         power = (

@@ -6,7 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from tercet.comparison.results import cost_table, goal_tables, pairs_table, pairwise_tests, recalls_table, runs_csv
+from tercet.comparison.family import pairs_table
+from tercet.comparison.results import cost_table, goal_tables, recalls_table, runs_csv, significance_of
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.reporting.table_formats import Cell, Table
 from tests.comparison.written_results import make_results
@@ -28,6 +29,23 @@ def test_cells_are_mean_and_standard_deviation_and_the_best_is_bold(results):
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(table.terminal())
     assert all(len(line) <= 80 for line in console.export_text().splitlines())
+
+
+def test_group_letters_are_a_column_in_every_format(tmp_path):
+    names = {"nt-xent": 6.0, "triplet-sh": 5.9, "cir/sig-ms": 1.0}
+    results = make_results(tmp_path, names, images=1000)
+    letters = significance_of(results, "rsum").letters()
+    table = recalls_table(results, results.ordered("rsum"), letters=letters | {"cir/sig-ms": "-"})
+    assert [cells[-1].text for _, cells in table.rows] == ["a", "a", "-"]
+    assert table.headings[-1] == "tie"
+    assert "rows that share a letter cannot be told apart" in table.title
+    assert "| a |" in table.markdown()
+    assert "& a \\\\" in table.latex()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table.terminal())
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert any(line.startswith("cir/sig-ms ") for line in lines)  # not broken over two lines
 
 
 def test_one_seed_has_no_standard_deviation(tmp_path):
@@ -53,7 +71,7 @@ def test_costs_and_every_run_in_csv(results):
 
 
 def test_pairs_show_their_tests(results):
-    table = pairs_table(pairwise_tests(results, "rsum"))
+    table = pairs_table(significance_of(results, "rsum"), "rsum")
     assert table.rows[0][0] == "good - bad_one"
     assert table.rows[0][1][0].best
 

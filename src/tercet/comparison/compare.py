@@ -288,7 +288,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         f"{data}, {', '.join(models)}",
         results,
         significance,
-        verdict(results, significance, settings.metric, found=found, fairness=fairness, looks=looks),
+        verdict(results, significance, settings.metric, found=found, fairness=fairness, tuned=bool(tuned), looks=looks),
         methods(results, significance, settings.metric, data=data, fairness=fairness, found=found, looks=looks),
         found,
         tuned,

@@ -43,13 +43,8 @@ class Pair:
         return self.p < LEVEL and self.difference > 0
 
     @property
-    def identical(self) -> bool:
-        """The metric is the same on every image and seed."""
-        return self.difference == 0 == self.high - self.low
-
-    @property
     def decided(self) -> bool:
-        return self.significant or self.identical or bool(self.equivalent)
+        return self.significant or self.test.identical or bool(self.equivalent)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +95,7 @@ class Significance:
     @property
     def one_seed(self) -> bool:
         """The tests are over images alone, and apply to these trained weights only."""
-        return all(pair.test.seeds == 1 for pair in self.pairs)
+        return all(count == 1 for count in self.seeds.values())
 
     @property
     def unpooled(self) -> list[str]:

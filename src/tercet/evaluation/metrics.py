@@ -134,7 +134,7 @@ def largest_value(metric: str) -> float:
     if metric == "rsum":
         return sum(map(largest_value, RECALLS))
     name = metric.partition("_")[2]
-    return METRICS[name].scale if name in METRICS else 100.0 if name == "ar" else np.inf
+    return float(METRICS[name].scale) if name in METRICS else 100.0 if name == "ar" else np.inf
 
 
 def _precision_within(ranks: QueryRanks, depth: np.ndarray) -> PerQuery:

@@ -201,9 +201,13 @@ class PairedComparison:
     """Number of variants that the variance of seeds is estimated from; 2: the pair alone."""
     spread: VarianceComponents | None
     """None with one seed: the variance of training is unknown."""
+    identical: bool
+    """The same on every image and seed."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the interval over seeds and images, which excludes 0 exactly if p is below the level."""
+        if self.identical:
+            return 0.0, 0.0
         df = max(1, self.seeds - 1 + int(added_df(self.seeds, np.asarray(self.pooled))))
         margin = float(_margin(self.seed_variance, self.image_variance, df, self.images, level))
         if not margin and self.p >= level:  # no variance at all: `p` is that of the permutation test
@@ -253,6 +257,7 @@ def compare_all(values: Float[np.ndarray, "variant seed image"], baseline: int |
                 tests.images,
                 int(tests.pooled[pair]),
                 _components(by_seed, by_image, float(tests.rest[pair]), tests) if tests.seeds > 1 else None,
+                not d.any(),
             )
         )
     return compared
