@@ -78,8 +78,8 @@ size of 384, which encodes as many items as with mined negatives. Test split, ch
 which uses detector regions.
 
 The cross-retrieval rank of a pair is the worse of its ranks in both directions, on one scale; the supplement counts
-ranks of 1 and over 200. Tests are on rsum, over seeds and images (docs/comparing.md), two-sided, Holm-corrected over
-the three variants with mined negatives.
+ranks of 1 and over 200. Tests are on rsum, over seeds and images (docs/comparing.md; each pair with its own variance,
+not moderated), two-sided, Holm-corrected over the three variants with mined negatives.
 """
 
 

@@ -64,7 +64,7 @@ def test_a_clear_best_is_recommended_with_its_certainty_and_cost(clear):
 def test_several_possible_bests_are_named_together(results):
     text = say(results)
     assert text.startswith("Use any of good, same and near: rsum")
-    assert "which is best cannot be told" in text
+    assert "which is best is not decided" in text
     assert "bad is worse than at least one of them (p < 0.05" in text
     assert re.search(r"leads near by [\d.]+ points \(95 % interval -[\d.]+ to \+[\d.]+\)", text)
     assert re.search(r"4 seeds detect a difference of [\d.]+ points with 80 % power", text)
@@ -81,7 +81,7 @@ def test_equal_results_are_called_equal(tmp_path):
 def test_equivalence_is_a_finding(results):
     text = say(results, rope=300.0)
     assert "they are within 300 points of each other" in text
-    assert "cannot be told" not in text
+    assert "not decided" not in text
 
 
 def test_against_a_baseline(clear, results):
@@ -92,7 +92,7 @@ def test_against_a_baseline(clear, results):
     assert "Worse, by" in text
     assert say(clear, baseline="best").startswith("Stay with best: rsum")
     assert "None is better than the baseline." in say(clear, baseline="best")
-    assert "Cannot be told apart from it: near." in say(results, baseline="good")
+    assert "Not significantly different from it: near." in say(results, baseline="good")
     assert "The same as the baseline on every image and seed: same." in say(results, baseline="good")
     assert "Within 300 points of it: near." in say(results, baseline="good", rope=300.0)
 

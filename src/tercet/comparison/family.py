@@ -169,7 +169,7 @@ class Significance:
         }
 
 
-TIES = "tie: rows that share a letter cannot be told apart"
+TIES = "tie: rows that share a letter do not differ significantly"
 
 
 def significance(

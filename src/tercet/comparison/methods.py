@@ -69,7 +69,7 @@ def methods_of_tests(significance: Significance, looks: Looks | None = None) -> 
             f"rate, until the question was decided; training stopped at {looks.reached} seeds."
         )
     if significance.rope is not None:
-        sentences.append(f"Objectives whose interval lies within {significance.rope:g} points count as equivalent.")
+        sentences.append(f"Objectives with an interval within {significance.rope:g} points count as equivalent.")
     return sentences
 
 

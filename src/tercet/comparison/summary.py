@@ -242,13 +242,15 @@ class _Text:
         return f"What may change this: {_join(reasons)}; other data and models." if reasons else ""
 
     def _one_best(self, best: str, names: Sequence[str]) -> list[str]:
-        """Everybody else is worse than somebody, not necessarily than the best."""
+        """Every other one is worse than some variant, not necessarily than the best."""
         pairs = [pair for pair in self.significance.of(best) if {pair.first, pair.second} <= set(names)]
         beaten = [pair for pair in pairs if pair.significant]
         others = [pair.second if pair.first == best else pair.first for pair in pairs if not pair.significant]
         sentences = [f"Use {best}: {self._value(best)}.", *self._better(beaten, everyone=not others)]
         if others:
-            sentences.append(f"It cannot be told apart from {_join(others)}, which another one is better than.")
+            sentences.append(
+                f"It does not differ significantly from {_join(others)}, which another one is better than."
+            )
         return sentences
 
     def _several_best(self, best: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -259,7 +261,7 @@ class _Text:
             alike = within if any(not pair.test.identical for pair in undecided) else "the same on every image and seed"
             sentences = [f"Use any of {_join(best)}: {self._values(best)}; they are {alike}."]
         else:
-            sentences = [f"Use any of {_join(best)}: {self._values(best)}; which is best cannot be told."]
+            sentences = [f"Use any of {_join(best)}: {self._values(best)}; which is best is not decided."]
         beaten = [name for name in names if name not in best]
         if beaten:
             verb = "is" if len(beaten) == 1 else "are each"
@@ -295,7 +297,9 @@ class _Text:
             sentences.append(f"Within {self.significance.rope:g} points of it: {_join(close)}.")
         undecided = [pair for pair in other if not pair.decided]
         if undecided:
-            sentences.append(f"Cannot be told apart from it: {_join([_other(pair, baseline) for pair in undecided])}.")
+            sentences.append(
+                f"Not significantly different from it: {_join([_other(pair, baseline) for pair in undecided])}."
+            )
             sentences.append(power_note(undecided[0], self.significance, self.metric))
         return sentences + self._untested([baseline])
 

@@ -137,8 +137,11 @@ def _cost_tables(comparison: Comparison) -> list[Table]:
 
 def _first_run(comparison: Comparison) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Machine and settings of the first run; None and no settings if every run failed."""
-    any_run = next((run for by_seed in comparison.results.runs.values() for run in by_seed.values()), None)
-    return (None, {}) if any_run is None else (any_run.machine, runs.read_settings(any_run.folder))
+    names = comparison.results.names()
+    if not names:
+        return None, {}
+    first = min(comparison.results.runs[names[0]].items())[1]  # not the first that finished, which differs
+    return first.machine, runs.read_settings(first.folder)
 
 
 TOP_K = 3  # retrieved items per variant
