@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tercet.comparison.family import pairs_table
+from tercet.comparison.family import pairs_table, with_marks
 from tercet.comparison.results import cost_table, goal_tables, recalls_table, runs_csv, significance_of
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.reporting.table_formats import Cell, Table
@@ -34,11 +34,13 @@ def test_cells_are_mean_and_standard_deviation_and_the_best_is_bold(results):
 def test_group_letters_are_a_column_in_every_format(tmp_path):
     names = {"nt-xent": 6.0, "triplet-sh": 5.9, "cir/sig-ms": 1.0}
     results = make_results(tmp_path, names, images=1000)
-    letters = significance_of(results, "rsum").letters()
-    table = recalls_table(results, results.ordered("rsum"), letters=letters | {"cir/sig-ms": "-"})
-    assert [cells[-1].text for _, cells in table.rows] == ["a", "a", "-"]
+    found, order = significance_of(results, "rsum"), results.ordered("rsum")
+    whole = with_marks(recalls_table(results, order), found.marks(order))
+    assert [cells[-1].text for _, cells in whole.rows] == ["a", "a", "b"]
+    table = with_marks(recalls_table(results, order), found.marks(order[:2]))
+    assert [cells[-1].text for _, cells in table.rows] == ["a", "a", "n/a"]
     assert table.headings[-1] == "tie"
-    assert "rows that share a letter do not differ significantly" in table.title
+    assert "rows that share a letter do not differ significantly; n/a: not trained to its end" in table.title
     assert "| a |" in table.markdown()
     assert "& a \\\\" in table.latex()
     console = Console(width=80, record=True, file=io.StringIO())
@@ -46,6 +48,17 @@ def test_group_letters_are_a_column_in_every_format(tmp_path):
     lines = console.export_text().splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert any(line.startswith("cir/sig-ms ") for line in lines)  # not broken over two lines
+
+
+def test_a_baseline_has_a_column_of_signs(tmp_path):
+    results = make_results(tmp_path, {"good": 9.0, "base": 4.0, "bad": 1.0})
+    found = significance_of(results, "rsum", baseline="base")
+    table = with_marks(recalls_table(results, found.order), found.marks(found.order))
+    assert table.headings[-1] == "base"
+    assert [cells[-1].text for _, cells in table.rows] == ["+", "", "-"]
+    assert "better (+) or worse (-) than base" in table.title
+    equal = significance_of(results, "rsum", baseline="base", rope=599.0)
+    assert equal.marks(["good", "base", "bad"]).cells == {"good": "+", "base": "", "bad": "-"}
 
 
 def test_one_seed_has_no_standard_deviation(tmp_path):

@@ -87,9 +87,9 @@ def _training(results: Results, significance: Significance, data: str) -> list[s
         "optimizer": "optimizer {}",
         "weight_decay": "weight decay {}",
         "batch_size": "batch size {}",
-        "epochs": "{} epochs",
+        "epochs": "epochs {}",
         "schedule": "{} schedule",
-        "warmup_epochs": "{} epochs of warm-up",
+        "warmup_epochs": "warm-up epochs {}",
         "grad_clip": "gradient clipping at norm {}",
     }
     values = {name: _shared(settings, name) for name in parts}

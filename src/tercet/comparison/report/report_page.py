@@ -123,7 +123,9 @@ def _pairs(comparison: Comparison) -> dict[str, Table] | None:
         return None
     significance = comparison.significance
     every = pairs_table(significance, comparison.settings.metric)
-    with_best = {f"{pair.first} - {pair.second}" for pair in significance.of(significance.order[0])}
+    with_best = {
+        f"{pair.first} - {pair.second}" for pair in significance.of(significance.baseline or significance.order[0])
+    }
     return {"all": every, "with_best": replace(every, rows=[row for row in every.rows if row[0] in with_best])}
 
 
