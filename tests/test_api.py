@@ -12,7 +12,7 @@ import pytest
 
 import tercet
 from tercet.cli.main import main
-from tercet.comparison.settings import CompareSettings
+from tercet.comparison.settings import COMMAND_LINE_ONLY, CompareSettings
 from tercet.training.settings import TrainSettings
 
 ROOT = Path(__file__).parents[1]
@@ -27,12 +27,17 @@ def test_signatures_are_those_of_the_settings():
     for function, settings in ((tercet.train, TrainSettings), (tercet.compare, CompareSettings)):
         parameters = inspect.signature(function).parameters
         names = [field.name for field in make_api.fields(settings)]
-        assert list(parameters) == [name for name in names if name not in make_api.COMMAND_LINE_ONLY]
+        assert list(parameters) == [name for name in names if name not in COMMAND_LINE_ONLY]
         defaults = settings()
         for name, parameter in parameters.items():
             value = getattr(defaults, name)
             assert parameter.default == (str(value) if isinstance(value, Path) else value), name
             assert f"\n    {name} (" in inspect.getdoc(function), name
+
+
+def test_settings_of_the_command_line_only_are_refused():
+    with pytest.raises(ValueError, match="compare has no setting 'from_files'"):
+        tercet.compare(from_files=["a.npz"])
 
 
 def test_help_shows_every_setting_with_its_type_default_and_text():

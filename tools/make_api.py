@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tercet.comparison.settings import CompareSettings
+from tercet.comparison.settings import COMMAND_LINE_ONLY, CompareSettings
 from tercet.training.settings import TrainSettings
 
 TARGET = Path(__file__).parents[1] / "src" / "tercet" / "api.py"
@@ -27,7 +27,6 @@ TYPES = {
     "models": "str | Sequence[str]",
     "protocols": "str | Sequence[str]",
 }
-COMMAND_LINE_ONLY = ("from_files",)  # in Python: tercet.significance
 DOCS = {
     "data": "A path, scenes, an opened dataset, a DataFrame, a Hugging Face dataset or (image, caption) pairs.",
     "objective": "Objective by name, as file.py:function, or a function, a class or an object of `tercet.objectives`.",

@@ -78,8 +78,8 @@ size of 384, which encodes as many items as with mined negatives. Test split, ch
 which uses detector regions.
 
 The cross-retrieval rank of a pair is the worse of its ranks in both directions, on one scale; the supplement counts
-ranks of 1 and over 200. Tests are on rsum, over seeds and images (docs/comparing.md), two-sided, Holm-corrected over
-the three variants with mined negatives.
+ranks of 1 and over 200. Tests are on rsum, over seeds and images (docs/comparing.md; each pair with its own variance,
+not moderated), two-sided, Holm-corrected over the three variants with mined negatives.
 """
 
 
@@ -140,8 +140,9 @@ def tests(runs: dict) -> str:
         compared = {name: compare_runs(values[name], values[baseline]) for name in MINED}
         corrected = dict(zip(MINED, holm([test.p for test in compared.values()]), strict=True))
         differences = "; ".join(
-            f"{name} {test.difference:+.1f} ({test.low:+.1f} to {test.high:+.1f}, p {corrected[name]:.2g})"
+            f"{name} {test.difference:+.1f} ({low:+.1f} to {high:+.1f}, p {corrected[name]:.2g})"
             for name, test in compared.items()
+            for low, high in [test.interval()]
         )
         spread = compared["aoq"].spread
         power = (

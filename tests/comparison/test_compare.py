@@ -148,6 +148,76 @@ def test_every_objective_is_tuned_with_the_same_budget_and_never_on_test(tmp_pat
     assert len(list((tmp_path / "runs").glob("2*"))) == len(trials) + 2  # nothing was trained again
 
 
+TINY = {
+    "data": "scenes:60",
+    "epochs": 1,
+    "train": {"batch_size": 50},
+    "model_settings": {"embed_dim": 8},
+    "no_tune": True,
+}
+
+
+def test_more_seeds_until_it_is_decided(tmp_path, monkeypatch):
+    monkeypatch.setattr("tercet.comparison.settings.LOOKS", (3,))
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "def fail(S, positives):\n"
+        "    if len(S) > 10:\n"
+        "        raise ValueError('no gradient')\n"
+        "    return -positives.to(S.dtype)\n"
+    )
+    settings = {"objectives": ("nt-xent", "triplet", f"{broken}:fail"), "seeds": 2, "runs": tmp_path / "runs"}
+    result = tercet.compare(until_decided=True, **settings, **TINY)
+    assert not result.significance.decided
+    assert set(result.significance.seeds.values()) == {3}
+    assert result.significance.share == 0.5
+    assert "Seeds until decided: not decided at 3 seeds, after 6 runs and" in result.verdict
+    assert "tests were planned at 2 and 3 seeds, each with 1/2 of the error rate of 0.05" in result.verdict
+    names = [failure.name for failure in result.results.failures]
+    assert len(names) == len(set(names)) == 3  # what failed was not tried again
+    at_once = tercet.compare(
+        until_decided=True, rope=601.0, **settings | {"objectives": ("nt-xent", "triplet")}, **TINY
+    )
+    assert "decided at 2 seeds, after 4 runs" in at_once.verdict
+    assert all(pair.equivalent for pair in at_once.significance.pairs)
+    assert at_once.folder != result.folder
+
+
+def test_a_baseline_is_checked_before_training(tmp_path, comparison):
+    with pytest.raises(
+        ValueError, match=r"--baseline 'triplets' is no row \(did you mean triplet\?\); rows: nt-xent, triplet"
+    ):
+        tercet.compare(objectives=("nt-xent", "triplet"), baseline="triplets", runs=tmp_path / "runs", **SMALL)
+    for settings, message in (
+        ({"rope": 0.0}, "--rope"),
+        ({"until_decided": True, "seeds": 1}, "--until-decided needs"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tercet.compare(runs=tmp_path / "runs", **SMALL | settings)
+    assert not (tmp_path / "runs").exists()
+    names, root = ("nt-xent", "smooth-ap", "triplet"), comparison.settings.runs
+    against = tercet.compare(objectives=names, baseline="triplet", runs=root, **SMALL)
+    assert all("triplet" in (pair.first, pair.second) for pair in against.significance.pairs)
+    assert len(against.significance.pairs) == 2
+    assert against.folder != comparison.folder
+
+
+def test_rows_whose_curves_still_rise_carry_no_claim(comparison):
+    """Two epochs are far too few."""
+    assert {caution.kind for caution in comparison.cautions} == {"rising"}
+    assert comparison.without_claim == ["nt-xent", "smooth-ap", "triplet"]
+    assert comparison.verdict.startswith("No claim: no objective was trained to its end.")
+    assert "--epochs 4" in comparison.next_step()[1]
+    page = (comparison.folder / "report.html").read_text()
+    assert "validation was still rising when training ended" in page
+    assert comparison.methods.split(".")[0] in page
+    assert "tie" not in comparison.tables()[0].headings
+
+
+def test_the_title_is_the_name_that_the_user_gave(comparison):
+    assert comparison.title == "scenes:300, heads"
+
+
 def test_protocols_get_a_table_each_and_are_checked_before_training(tmp_path, comparison):
     with pytest.raises(ValueError, match="1,000 images"):
         tercet.compare(objectives="nt-xent", protocols="flickr-1k", runs=tmp_path / "runs", **SMALL)
@@ -179,6 +249,8 @@ def test_a_csv_of_images_in_one_call(tmp_path):
     settings |= {"image_encoder": "efficientnet-lite2", "text_encoder": "bag-of-words", "runs": tmp_path / "runs"}
     result = tercet.compare(objectives=("nt-xent", "triplet"), **settings)
     assert result.save().read_text().count("data:image/jpeg") > 5
+    assert result.title == "photos.csv, heads"
+    assert "We trained heads on photos.csv with 2 objectives" in result.methods
     (features,) = (tmp_path / "runs" / "features").iterdir()
     stamp = (features / "train_ims.npy").stat().st_mtime_ns
     tercet.compare(objectives=("nt-xent",), **settings)

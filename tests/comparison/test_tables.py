@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tercet.comparison.family import pairs_table, with_marks
 from tercet.comparison.plan import Variant
 from tercet.comparison.results import (
     Results,
     cost_table,
     equal_budget_table,
     goal_tables,
-    pairs_table,
-    pairwise_tests,
     read_run,
     recalls_table,
     runs_csv,
+    significance_of,
 )
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.reporting.table_formats import Cell, Table
@@ -40,6 +40,36 @@ def test_cells_are_mean_and_standard_deviation_and_the_best_is_bold(results):
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(table.terminal())
     assert all(len(line) <= 80 for line in console.export_text().splitlines())
+
+
+def test_group_letters_are_a_column_in_every_format(tmp_path):
+    names = {"nt-xent": 6.0, "triplet-sh": 5.9, "cir/sig-ms": 1.0}
+    results = make_results(tmp_path, names, images=1000)
+    found, order = significance_of(results, "rsum"), results.ordered("rsum")
+    whole = with_marks(recalls_table(results, order), found.marks(order))
+    assert [cells[-1].text for _, cells in whole.rows] == ["a", "a", "b"]
+    table = with_marks(recalls_table(results, order), found.marks(order[:2]))
+    assert [cells[-1].text for _, cells in table.rows] == ["a", "a", "n/a"]
+    assert table.headings[-1] == "tie"
+    assert "rows that share a letter do not differ significantly; n/a: not trained to its end" in table.title
+    assert "| a |" in table.markdown()
+    assert "& a \\\\" in table.latex()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table.terminal())
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert any(line.startswith("cir/sig-ms ") for line in lines)  # not broken over two lines
+
+
+def test_a_baseline_has_a_column_of_signs(tmp_path):
+    results = make_results(tmp_path, {"good": 9.0, "base": 4.0, "bad": 1.0})
+    found = significance_of(results, "rsum", baseline="base")
+    table = with_marks(recalls_table(results, found.order), found.marks(found.order))
+    assert table.headings[-1] == "base"
+    assert [cells[-1].text for _, cells in table.rows] == ["+", "", "-"]
+    assert "better (+) or worse (-) than base" in table.title
+    equal = significance_of(results, "rsum", baseline="base", rope=599.0)
+    assert equal.marks(["good", "base", "bad"]).cells == {"good": "+", "base": "", "bad": "-"}
 
 
 def test_one_seed_has_no_standard_deviation(tmp_path):
@@ -81,7 +111,7 @@ def test_costs_and_every_run_in_csv(results):
 
 
 def test_pairs_show_their_tests(results):
-    table = pairs_table(pairwise_tests(results, "rsum"))
+    table = pairs_table(significance_of(results, "rsum"), "rsum")
     assert table.rows[0][0] == "good - bad_one"
     assert table.rows[0][1][0].best
 
@@ -104,8 +134,8 @@ def test_validation_at_equal_budgets(tmp_path):
     by_variant, random = {}, np.random.default_rng(0)
     spent = {"narrow": {"seconds": 5.0, "pairs_seen": 1000}, "wide": {"seconds": 20.0, "pairs_seen": 2000}}
     for name, budget in spent.items():
-        curve = [(25, 100.0), (50, 300.0), (75, 200.0), (100, 400.0)]
-        folder = write_run(tmp_path, name, 0, ranks_of(random, 20, 1.0), validation=curve, **budget)
+        curve = (100.0, 300.0, 200.0, 400.0)  # at steps 20, 40, 60 and 80 of 100
+        folder = write_run(tmp_path, name, 0, ranks_of(random, 20, 1.0), curve=curve, **budget)
         by_variant[name] = {0: read_run(folder, 0)}
     table = equal_budget_table(Results([Variant(name, name) for name in spent], by_variant, ()), list(spent))
     assert table.headings == ("objective", "100 steps", "1,000 pairs seen", "5 seconds")

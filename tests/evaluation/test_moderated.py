@@ -3,7 +3,9 @@
 `test_error_and_power` with 4,000 families is the table of docs/comparing.md.
 """
 
+import sys
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,17 +13,25 @@ from scipy import stats
 
 from tercet.evaluation.significance import compare_all, compare_runs, holm, pair_tests, wild_variants
 from tests.evaluation.moderated_reference import found_wild, moderated_tests
-from tests.evaluation.simulated_families import (
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from significance import (
     ALIKE,
+    EQUAL_PAIRS,
     FIRST,
+    LOOKS,
     SECOND,
     STEPS,
-    VARIANTS,
     WORLDS,
+    baseline_error,
     draw,
     family_error,
+    interval_error,
     rejected_by_holm,
+    repetition,
     simulate,
+    stored_values,
+    until_decided,
 )
 
 
@@ -110,7 +120,7 @@ def test_identical_variants_have_no_variance():
 
 
 def test_families_at_once_are_the_families_one_by_one():
-    values = draw(np.random.default_rng(3), WORLDS["variances differ"], 3, STEPS, 4)
+    values = draw(np.random.default_rng(3), WORLDS["variances differ (prior df 2)"], 3, STEPS, 4)
     together = pair_tests(values).p
     for family, p in zip(values, together, strict=True):
         assert pair_tests(family).p == pytest.approx(p, rel=1e-12)
@@ -121,9 +131,9 @@ def test_families_at_once_are_the_families_one_by_one():
 # World, seeds -> family-wise error at most, power at least for neighbors 10 points apart.
 TABLE = {
     ("all alike", 3): (0.05, 0.946),
-    ("one wild, 10", 3): (0.05, 0.788),
-    ("one wild, 30", 3): (0.05, 0.733),
-    ("variances differ", 3): (0.05, 0.611),
+    ("one wild, seed std 10", 3): (0.05, 0.788),
+    ("one wild, seed std 30", 3): (0.05, 0.733),
+    ("variances differ (prior df 2)", 3): (0.05, 0.611),
     ("all alike", 5): (0.05, 0.997),
 }
 FAMILIES = [(50, 50), pytest.param(4000, 2000, marks=pytest.mark.slow)]
@@ -136,7 +146,7 @@ def test_error_and_power(world, seeds, null_families, families):
     max_error, min_power = TABLE[world, seeds]
     error = family_error(simulate(WORLDS[world], seeds, ALIKE, null_families), ALIKE)
     assert error <= max_error + 3 * np.sqrt(max_error * (1 - max_error) / null_families) * (null_families < 4000)
-    rejected = simulate(WORLDS[world], seeds, STEPS, families)[:, WORLDS[world].tame_neighbors]
+    rejected = simulate(WORLDS[world], seeds, STEPS, families)[:, WORLDS[world].neighbors]
     standard_error = np.sqrt(rejected.mean(axis=1).var() * (1 / families + 1 / 4000))
     assert rejected.mean() >= min_power - 3 * standard_error
 
@@ -145,7 +155,7 @@ def test_error_and_power(world, seeds, null_families, families):
 def test_unmoderated_tests_find_nothing_with_three_seeds():
     world = WORLDS["all alike"]
     rejected = simulate(world, 3, STEPS, 400, moderated=False)
-    assert rejected[:, world.tame_neighbors].mean() < 0.01
+    assert rejected[:, world.neighbors].mean() < 0.01
 
 
 @pytest.mark.slow
@@ -155,6 +165,29 @@ def test_equal_pairs_among_different_ones(world):
 
     The error is above 0.05 if one variant scatters so that it is often, but not always, recognized as wild.
     """
-    means = np.repeat(100.0 * np.arange(VARIANTS // 2), 2)
-    limit = {"one wild, 10": 0.075, "one wild, 30": 0.05}.get(world, 0.05)
-    assert family_error(simulate(WORLDS[world], 3, means, 2000), means) <= limit
+    limit = 0.075 if world == "one wild, seed std 10" else 0.05
+    assert family_error(simulate(WORLDS[world], 3, EQUAL_PAIRS, 2000), EQUAL_PAIRS) <= limit
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("families", [50, pytest.param(2000, marks=pytest.mark.slow)])
+def test_intervals_hold_together_and_a_baseline_that_scatters_is_no_loophole(world, families):
+    most = 0.05 + 3 * np.sqrt(0.05 * 0.95 / families)
+    assert baseline_error(WORLDS[world], 3, families) <= most
+    assert interval_error(WORLDS[world], 3, STEPS, families) <= most
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("families", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_looking_until_it_is_decided_keeps_the_error(world, families):
+    """The error is that of a false difference at any look, whether it stopped there or not."""
+    error, seeds, _ = until_decided(WORLDS[world], ALIKE, families, 1 / len(LOOKS))
+    assert error <= 0.05 + (0.15 if families < 1000 else 0.0)
+    assert seeds > 9  # nothing to decide
+
+
+def test_what_is_found_on_stored_results_repeats_on_other_seeds_and_images():
+    checked = repetition(stored_values("heads"), draws=5)
+    assert checked.found > 2
+    assert checked.found_unmoderated < 1
+    assert checked.same_sign > 0.95

@@ -48,14 +48,14 @@ def _of_training(name: str, variant_runs: Sequence[Run]) -> Caution | None:
     """Means over seeds, by the first rule that applies."""
     ahead = min(mean(shares) for shares in zip(*map(_shares_ahead, variant_runs), strict=True))
     if ahead > CHANCE_LEVEL:
-        return Caution(name, "at chance level", f"{ahead:.0%} of the negatives are ahead of a positive")
+        return Caution(name, "at chance level", f"{100 * ahead:.0f} % of the negatives are ahead of a positive")
     changes = [rise_and_fall(_curve(run)) for run in variant_runs]
     rises = [rise for rise, _ in changes if rise is not None]
     falls = [fall for _, fall in changes if fall is not None]
     if rises and mean(rises) > THRESHOLDS["under-training"]:
-        return Caution(name, "rising", f"by {mean(rises):.0%} in the last third of the epochs")
+        return Caution(name, "rising", f"by {100 * mean(rises):.0f} % in the last third of the epochs")
     if falls and mean(falls) > THRESHOLDS["over-fitting"]:
-        return Caution(name, "over-fitted", f"by {mean(falls):.0%} after the best epoch")
+        return Caution(name, "over-fitted", f"by {100 * mean(falls):.0f} % after the best epoch")
     return None
 
 

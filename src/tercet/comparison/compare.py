@@ -11,7 +11,7 @@ from rich.console import Console
 from tercet import runs
 from tercet.comparison.cautions import Caution, cautions
 from tercet.comparison.executors import ENTRY_POINTS, EXECUTORS, Executor
-from tercet.comparison.family import Significance, pairs_table
+from tercet.comparison.family import Significance, pairs_table, with_marks
 from tercet.comparison.live_table import LiveTable, TrialsTable
 from tercet.comparison.methods import methods
 from tercet.comparison.plan import (
@@ -91,11 +91,11 @@ class Comparison:
         if not order:
             return []
         title = f"{self.title}; {self.results.split}, {format_spread(self.results)}"
-        letters = self.significance.letters([name for name in order if name not in self.without_claim])
+        marks = self.significance.marks([name for name in order if name not in self.without_claim])
         per_protocol = [
             recalls_table(results, order, f"{protocol}, {title}") for protocol, results in self.protocols.items()
         ]
-        return [recalls_table(self.results, order, title, letters), *per_protocol, *goal_tables(self.results)]
+        return [with_marks(recalls_table(self.results, order, title), marks), *per_protocol, *goal_tables(self.results)]
 
     @property
     def without_claim(self) -> list[str]:
@@ -291,7 +291,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         f"{data}, {', '.join(models)}",
         results,
         significance,
-        verdict(results, significance, settings.metric, found=found, fairness=fairness, looks=looks),
+        verdict(results, significance, settings.metric, found=found, fairness=fairness, tuned=bool(tuned), looks=looks),
         methods(results, significance, settings.metric, data=data, fairness=fairness, found=found, looks=looks),
         found,
         tuned,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from string import ascii_letters
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -43,13 +43,8 @@ class Pair:
         return self.p < LEVEL and self.difference > 0
 
     @property
-    def identical(self) -> bool:
-        """The metric is the same on every image and seed."""
-        return self.difference == 0 == self.high - self.low
-
-    @property
     def decided(self) -> bool:
-        return self.significant or self.identical or bool(self.equivalent)
+        return self.significant or self.test.identical or bool(self.equivalent)
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +95,7 @@ class Significance:
     @property
     def one_seed(self) -> bool:
         """The tests are over images alone, and apply to these trained weights only."""
-        return all(pair.test.seeds == 1 for pair in self.pairs)
+        return all(count == 1 for count in self.seeds.values())
 
     @property
     def unpooled(self) -> list[str]:
@@ -125,6 +120,23 @@ class Significance:
         pairs = [self.pair(name, other) for other in self.order if other != name]
         return [pair for pair in pairs if pair is not None]
 
+    def marks(self, names: Sequence[str]) -> "Marks | None":
+        """What a table shows of the tests of these rows; None if there are none."""
+        if self.baseline is None:
+            letters = self.letters(names)
+            return Marks("tie", TIES, letters) if letters else None
+        return Marks(
+            "base",
+            f"base: better (+) or worse (-) than {self.baseline}{'' if self.rope is None else ', or equivalent (=)'}",
+            {name: self._sign(name) for name in names if name != self.baseline} | {self.baseline: ""},
+        )
+
+    def _sign(self, name: str) -> str:
+        pair = self.pair(name, self.baseline or "")
+        if pair is None or not pair.decided:
+            return ""
+        return "=" if not pair.significant else "+" if pair.first == name else "-"
+
     def letters(self, names: Sequence[str] | None = None) -> dict[str, str]:
         """Group letters of the names, or of some of them; none if all were compared with a baseline only."""
         order = [name for name in self.order if names is None or name in names]
@@ -139,16 +151,15 @@ class Significance:
 
     def table(self) -> Table:
         """Mean ± std and group letters of every variant."""
-        letters = self.letters()
+        marks = self.marks(self.order)
         rows = []
         for name in self.order:
             std = self.stds[name]
             mean = f"{self.means[name]:.{self.places}f}" + ("" if std is None else f" ± {std:.{self.places}f}")
             cells = [Cell(mean, name in self.best), Cell(str(self.seeds[name]))]
-            rows.append((name, [*cells, Cell(letters[name])] if letters else cells))
+            rows.append((name, cells))
         title = f"Mean ± std (n-1) over seeds, {self.images:,} images; bold: may be the best"
-        headings = ("objective", "mean", "seeds", *(("tie",) if letters else ()))
-        return Table(f"{title}; {TIES}" if letters else title, headings, rows)
+        return with_marks(Table(title, ("objective", "mean", "seeds"), rows), marks)
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
@@ -174,7 +185,27 @@ class Significance:
         }
 
 
-TIES = "tie: rows that share a letter cannot be told apart"
+class Marks(NamedTuple):
+    """A column of a table that shows which rows differ."""
+
+    heading: str
+    note: str
+    """What the column means, for the title."""
+    cells: Mapping[str, str]
+    """Of each row that carries a claim."""
+
+
+def with_marks(table: Table, marks: Marks | None) -> Table:
+    """The table with a last column of these marks."""
+    if marks is None:
+        return table
+    rows = [(name, [*cells, Cell(marks.cells.get(name, NO_CLAIM))]) for name, cells in table.rows]
+    note = f"{marks.note}; {NO_CLAIM}: not trained to its end" if len(marks.cells) < len(rows) else marks.note
+    return Table(f"{table.title}; {note}", (*table.headings, marks.heading), rows)
+
+
+NO_CLAIM = "n/a"
+TIES = "tie: rows that share a letter do not differ significantly"
 
 
 def significance(
@@ -219,7 +250,7 @@ def compare_family(
     min_seeds = 2 if any(len(seeds) > 1 for seeds in seeds_of.values()) else 1
     shared = {pair: tuple(sorted(set(seeds_of[pair[0]]) & set(seeds_of[pair[1]]))) for pair in asked}
     testable = [pair for pair in asked if len(shared[pair]) >= min_seeds]
-    compared = _compare(values, order, seeds_of, {pair: shared[pair] for pair in testable})
+    compared = _compare(values, order, seeds_of, {pair: shared[pair] for pair in testable}, baseline)
     return Significance(
         order,
         means,
@@ -346,13 +377,16 @@ def _compare(
     order: Sequence[str],
     seeds_of: Mapping[str, Sequence[int]],
     shared: Mapping[tuple[str, str], tuple[int, ...]],
+    baseline: str | None,
 ) -> dict[tuple[str, str], PairedComparison]:
     """Test each pair over its shared seeds, with the variance of all variants that have these seeds."""
     tests: dict[tuple[tuple[str, str], tuple[int, ...]], PairedComparison] = {}
     for seeds in dict.fromkeys(shared.values()):
         names = [name for name in order if set(seeds) <= set(seeds_of[name])]
-        compared = compare_all(np.stack([values[name][list(seeds)] for name in names]))
-        tests |= {(pair, seeds): test for pair, test in zip(combinations(names, 2), compared, strict=True)}
+        index = names.index(baseline) if baseline in names else None
+        compared = compare_all(np.stack([values[name][list(seeds)] for name in names]), index)
+        pairs = [pair for pair in combinations(names, 2) if baseline is None or baseline in pair]
+        tests |= {(pair, seeds): test for pair, test in zip(pairs, compared, strict=True)}
     return {pair: tests[pair, seeds] for pair, seeds in shared.items()}
 
 

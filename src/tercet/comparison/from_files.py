@@ -12,6 +12,7 @@ import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -44,7 +45,8 @@ def compare_files(settings: CompareSettings, console: Console) -> Significance:
     text = statement(significance, metric)
     tables = [significance.table(), *([pairs_table(significance, metric)] if significance.pairs else [])]
     for table in tables:
-        console.print(table.terminal())
+        console.print(table.title, highlight=False, markup=False)  # a title of its own would be as narrow as the table
+        console.print(replace(table, title="").terminal())
         console.print()
     console.print(text, highlight=False, markup=False)
     document = {"metric": metric, "verdict": text, **significance.to_dict()}

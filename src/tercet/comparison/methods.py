@@ -69,7 +69,7 @@ def methods_of_tests(significance: Significance, looks: Looks | None = None) -> 
             f"rate, until the question was decided; training stopped at {looks.reached} seeds."
         )
     if significance.rope is not None:
-        sentences.append(f"Objectives whose interval lies within {significance.rope:g} points count as equivalent.")
+        sentences.append(f"Objectives with an interval within {significance.rope:g} points count as equivalent.")
     return sentences
 
 
@@ -87,9 +87,9 @@ def _training(results: Results, significance: Significance, data: str) -> list[s
         "optimizer": "optimizer {}",
         "weight_decay": "weight decay {}",
         "batch_size": "batch size {}",
-        "epochs": "{} epochs",
+        "epochs": "epochs {}",
         "schedule": "{} schedule",
-        "warmup_epochs": "{} epochs of warm-up",
+        "warmup_epochs": "warm-up epochs {}",
         "grad_clip": "gradient clipping at norm {}",
     }
     values = {name: _shared(settings, name) for name in parts}

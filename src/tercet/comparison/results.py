@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from tercet import runs
-from tercet.comparison.family import TIES, Significance, compare_family
+from tercet.comparison.family import Significance, compare_family
 from tercet.comparison.plan import Variant
 from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions, largest_value
@@ -127,18 +127,11 @@ COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
 
 
-def recalls_table(
-    results: Results, names: Sequence[str], title: str = "", letters: Mapping[str, str] | None = None
-) -> Table:
-    """Recalls per direction, mean ± std over seeds; the best mean of each column is bold. `letters`: of the groups."""
+def recalls_table(results: Results, names: Sequence[str], title: str = "") -> Table:
+    """Recalls per direction, mean ± std over seeds; the best mean of each column is bold."""
     best = {column: max(results.mean(name, column) for name in names) for column in COLUMNS}
-    rows = []
-    for name in names:
-        cells = [_cell(results, name, column, best[column]) for column in COLUMNS]
-        rows.append((name, [*cells, Cell(letters.get(name, "-"))] if letters else cells))
-    title = title or format_spread(results)
-    headings = ("objective", *HEADINGS, *(("tie",) if letters else ()))
-    return Table(f"{title}; {TIES}" if letters else title, headings, rows)
+    rows = [(name, [_cell(results, name, column, best[column]) for column in COLUMNS]) for name in names]
+    return Table(title or format_spread(results), ("objective", *HEADINGS), rows)
 
 
 def format_spread(results: Results) -> str:

@@ -12,6 +12,7 @@ from tercet.training.settings import NamedValues, Names
 
 DEFAULT_OBJECTIVES = ("triplet", "triplet-sh", "nt-xent", "smooth-ap", "con/sig", "nca/con", "cir/lin", "cir/sig-ms")
 LOOKS = (5, 7, 10)  # numbers of seeds at which --until-decided tests after the first
+COMMAND_LINE_ONLY = ("from_files",)  # in Python: tercet.significance
 WITH_FROM = ("from_files", "metric", "baseline", "rope", "runs")
 
 
@@ -132,7 +133,7 @@ class CompareSettings:
 
 def make_settings(overrides: Mapping[str, Any]) -> CompareSettings:
     """Settings from keyword arguments; accepts a single name where several are allowed, and strings as paths."""
-    names = [item.name for item in fields(CompareSettings)]
+    names = [item.name for item in fields(CompareSettings) if item.name not in COMMAND_LINE_ONLY]
     for name in overrides:
         if name not in names:
             hint = suggest(name, names)

@@ -42,6 +42,7 @@ def verdict(
     *,
     found: Sequence[Caution] = (),
     fairness: str = "",
+    tuned: bool = False,
     looks: Looks | None = None,
 ) -> str:
     """The whole paragraph. `fairness`: sentence on steps and learning rates, from `fairness_note`."""
@@ -53,6 +54,7 @@ def verdict(
         *text.statement(),
         text.costs(),
         *text.cautions(),
+        text.changes(tuned),
         ""
         if results.split == "test"
         else "There is no test split: the checkpoint was selected on these images, so the numbers are optimistically "
@@ -73,10 +75,13 @@ def statement(significance: Significance, metric: str) -> str:
 
 
 def recommended(significance: Significance, found: Sequence[Caution]) -> list[str]:
-    """Variants that may be the best of those that carry a claim."""
-    names = _claimable(significance, found)
-    beaten = {pair.second for pair in significance.pairs if pair.significant and pair.first in names}
-    return [name for name in names if name not in beaten]
+    """Variants that may be the best of those that carry a claim; with a baseline, it or the one to use instead."""
+    names, baseline = _claimable(significance, found), significance.baseline
+    significant = [pair for pair in significance.pairs if pair.significant and {pair.first, pair.second} <= set(names)]
+    if baseline in names:
+        better = [pair.first for pair in significant if pair.second == baseline]
+        return [min(better, key=names.index)] if better else [baseline]
+    return [name for name in names if name not in {pair.second for pair in significant}]
 
 
 def next_step(
@@ -185,7 +190,8 @@ class _Text:
             return ""
         names = recommended(self.significance, self.found) or [self.significance.order[0]]
         seconds = {
-            name: median(run.machine["seconds"] for run in of.values()) for name, of in self.results.runs.items()
+            name: median(run.machine["seconds"] for run in self.results.runs[name].values())
+            for name in self.results.names()
         }
         cheapest = min(names, key=lambda name: seconds[name])
         baseline = self.significance.baseline
@@ -197,7 +203,8 @@ class _Text:
             return f"{cost}{', the least of all' if baseline is None else ''}."
         ratio = seconds[cheapest] / max(seconds[other], 1e-9)
         what = "the fastest" if baseline is None else "the baseline"
-        return f"{cost}, {ratio:.1f} times as long as {what}, {other}."
+        long = "about as long as" if 0.95 <= ratio < 1.05 else f"{ratio:.1f} times as long as"
+        return f"{cost}, {long} {what}, {other}."
 
     def cautions(self) -> list[str]:
         """Rows without a claim, and learning rates that may be elsewhere."""
@@ -212,14 +219,30 @@ class _Text:
             sentences.append(f"{rates} {_join(ends)} {'is' if len(ends) == 1 else 'are'} at the end of the search.")
         return sentences
 
+    def changes(self, tuned: bool) -> str:
+        """What may change the verdict, as far as these runs show it."""
+        if len(self.significance.order) < 2:
+            return ""
+        kinds = {caution.kind for caution in self.found}
+        reasons = [
+            *([] if tuned else ["a learning rate tuned for each objective"]),
+            *(["learning rates beyond the end of the search"] if "rate at the end" in kinds else []),
+            *(["more epochs"] if "rising" in kinds else []),
+            *(["fewer epochs"] if "over-fitted" in kinds else []),
+            *(["other seeds"] if self.significance.one_seed else []),
+        ]
+        return f"What may change this: {_join(reasons)}; other data and models." if reasons else ""
+
     def _one_best(self, best: str, names: Sequence[str]) -> list[str]:
-        """Everybody else is worse than somebody, not necessarily than the best."""
+        """Every other one is worse than some variant, not necessarily than the best."""
         pairs = [pair for pair in self.significance.of(best) if {pair.first, pair.second} <= set(names)]
         beaten = [pair for pair in pairs if pair.significant]
         others = [pair.second if pair.first == best else pair.first for pair in pairs if not pair.significant]
-        sentences = [f"Use {best}: {self._value(best)}.", *self._better("It is", beaten)]
+        sentences = [f"Use {best}: {self._value(best)}.", *self._better(beaten, everyone=not others)]
         if others:
-            sentences.append(f"It cannot be told apart from {_join(others)}, which another one is better than.")
+            sentences.append(
+                f"It does not differ significantly from {_join(others)}, which another one is better than."
+            )
         return sentences
 
     def _several_best(self, best: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -227,10 +250,10 @@ class _Text:
         open_pairs = [pair for pair in undecided if not pair.decided]
         within = f"within {self.significance.rope:g} points of each other" if self.significance.rope else ""
         if not open_pairs and undecided:
-            alike = within if any(not pair.identical for pair in undecided) else "the same on every image and seed"
+            alike = within if any(not pair.test.identical for pair in undecided) else "the same on every image and seed"
             sentences = [f"Use any of {_join(best)}: {self._values(best)}; they are {alike}."]
         else:
-            sentences = [f"Use any of {_join(best)}: {self._values(best)}; which is best cannot be told."]
+            sentences = [f"Use any of {_join(best)}: {self._values(best)}; which is best is not decided."]
         beaten = [name for name in names if name not in best]
         if beaten:
             verb = "is" if len(beaten) == 1 else "are each"
@@ -248,12 +271,8 @@ class _Text:
         better = [pair for pair in pairs if pair.significant and pair.second == baseline]
         worse = [pair for pair in pairs if pair.significant and pair.first == baseline]
         other = [pair for pair in pairs if not pair.significant]
-        first = (
-            f"Use {better[0].first}: {self._value(better[0].first)}."
-            if better
-            else f"Stay with {baseline}: {self._value(baseline)}."
-        )
-        sentences = [first]
+        (use,) = recommended(self.significance, self.found)
+        sentences = [f"{'Use' if better else 'Stay with'} {use}: {self._value(use)}."]
         if better:
             those = _join([pair.first for pair in better])
             sizes = self._sizes(better)
@@ -262,12 +281,17 @@ class _Text:
             sentences.append("None is better than the baseline.")
         if worse:
             sentences.append(f"Worse, by {self._sizes(worse)} points: {_join([pair.second for pair in worse])}.")
-        close = [_other(pair, baseline) for pair in other if pair.equivalent]
+        identical = [_other(pair, baseline) for pair in other if pair.test.identical]
+        if identical:
+            sentences.append(f"The same as the baseline on every image and seed: {_join(identical)}.")
+        close = [_other(pair, baseline) for pair in other if pair.equivalent and not pair.test.identical]
         if close:
             sentences.append(f"Within {self.significance.rope:g} points of it: {_join(close)}.")
         undecided = [pair for pair in other if not pair.decided]
         if undecided:
-            sentences.append(f"Cannot be told apart from it: {_join([_other(pair, baseline) for pair in undecided])}.")
+            sentences.append(
+                f"Not significantly different from it: {_join([_other(pair, baseline) for pair in undecided])}."
+            )
             sentences.append(power_note(undecided[0], self.significance, self.metric))
         return sentences + self._untested([baseline])
 
@@ -280,11 +304,18 @@ class _Text:
             sentences.append(f"They rank these images better than those of {others} ({self._test()}).")
         return [*sentences, "One seed says nothing about training: with another seed the order may be another."]
 
-    def _better(self, start: str, pairs: Sequence[Pair]) -> list[str]:
+    def _better(self, pairs: Sequence[Pair], *, everyone: bool) -> list[str]:
+        """Whom it beats by how much, and how sure the smallest difference is."""
         if not pairs:
             return []
-        others = _join([pair.second for pair in pairs])
-        return [f"{start} better than {others}, by {self._sizes(pairs)} points ({self._test()})."]
+        places, closest = self.significance.places, min(pairs, key=lambda pair: pair.difference)
+        interval = f"95 % interval {closest.low:+.{places}f} to {closest.high:+.{places}f}"
+        if len(pairs) == 1:
+            size = f"{closest.difference:.{places}f} points ({interval}; {self._test()})"
+            return [f"It is better than {closest.second}, by {size}."]
+        others = f"all {len(pairs)} others" if everyone else _join([pair.second for pair in pairs])
+        closest_one = f"the closest is {closest.second}, {interval}"
+        return [f"It is better than {others}, by {self._sizes(pairs)} points ({self._test()}; {closest_one})."]
 
     def _sizes(self, pairs: Sequence[Pair]) -> str:
         places, sizes = self.significance.places, [pair.difference for pair in pairs]
@@ -352,6 +383,7 @@ def _duration(seconds: float) -> str:
 
 
 def _join(names: Sequence[str]) -> str:
-    """`a, b and c`."""
-    items = list(names[:MAX_NAMES]) + ([f"{len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else [])
+    """`a, b and c`; of many names the first ones and how many more there are."""
+    many = len(names) > MAX_NAMES + 1
+    items = [*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} more"] if many else list(names)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

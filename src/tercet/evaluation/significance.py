@@ -32,6 +32,7 @@ MIN_LOG10_P = -30.0  # smaller p-values are reported as 10 ** MIN_LOG10_P
 HALVINGS = 50  # of the interval that contains the logarithm of a p-value
 MAX_ADDED_DF = 4  # more would rely too much on variants that may scatter differently
 WILD_QUANTILE = 0.99
+WILD_BASELINE_QUANTILE = 0.95  # every test depends on the variance of a baseline
 WILD_LOOKS = 2  # one variant that scatters can hide another
 
 Differences = Float[np.ndarray, "seed image"]
@@ -74,8 +75,11 @@ class PairTests(NamedTuple):
         return np.where(self.difference == 0, 1.0, 10**high)
 
 
-def pair_tests(values: Float[np.ndarray, "*family variant seed image"]) -> PairTests:
-    """Test every pair of variants; leading dimensions are further families, for simulations."""
+def pair_tests(values: Float[np.ndarray, "*family variant seed image"], baseline: int | None = None) -> PairTests:
+    """Test every pair of variants; leading dimensions are further families, for simulations.
+
+    `baseline`: the variant that the asked pairs have in common.
+    """
     seeds, images = values.shape[-2:]
     if not seeds or images < 2:
         raise ValueError(f"significance tests need at least 1 seed and 2 images, got {seeds} seeds and {images} images")
@@ -86,7 +90,7 @@ def pair_tests(values: Float[np.ndarray, "*family variant seed image"]) -> PairT
     if seeds == 1:
         nothing = np.zeros_like(difference)
         return PairTests(difference, nothing, by_image / images, rest, np.full(rest.shape, 2), 1, images)
-    variance, pooled = moderated_variances(values.mean(axis=-1))
+    variance, pooled = moderated_variances(values.mean(axis=-1), baseline)
     # Seeds that vary less than the rest implies do so by chance, which is frequent with few of them: use the rest.
     by_seed = np.maximum(variance, rest / images) / seeds
     return PairTests(
@@ -103,13 +107,15 @@ class SeedVariances(NamedTuple):
     """Number of variants whose variance it is; 2: the pair alone."""
 
 
-def moderated_variances(means: SeedMeans) -> SeedVariances:
+def moderated_variances(means: SeedMeans, baseline: int | None = None) -> SeedVariances:
     """Combine the variance of each pair with that of the other variants. `means`: metric of each variant and seed.
 
     The pair has S-1 degrees of freedom of its own, the K-2 other variants (K-2)(S-1), of which at most 4 are used.
     """
     seeds = means.shape[-1]
     wild = wild_variants(means)
+    if baseline is not None:
+        wild[..., baseline] |= wild_variants(means, WILD_BASELINE_QUANTILE)[..., baseline]
     pool = ~wild
     count = np.asarray(pool.sum(axis=-1))
     centred = means - means.mean(axis=-1, keepdims=True)
@@ -131,8 +137,8 @@ def added_df(seeds: int, pooled: Int[np.ndarray, "*family"]) -> Int[np.ndarray, 
     return np.asarray(np.clip((pooled - 2) * (seeds - 1), 0, MAX_ADDED_DF))
 
 
-def wild_variants(means: SeedMeans) -> Bool[np.ndarray, "*family variant"]:
-    """Variants whose seeds scatter more than the 0.99 quantile of F allows, against the others'."""
+def wild_variants(means: SeedMeans, quantile: float = WILD_QUANTILE) -> Bool[np.ndarray, "*family variant"]:
+    """Variants whose seeds scatter more than this quantile of F allows, against the others'."""
     seeds, variants = means.shape[-1], means.shape[-2]
     centred = means - means.mean(axis=-1, keepdims=True)
     wild = np.zeros(means.shape[:-1], dtype=bool)
@@ -141,7 +147,7 @@ def wild_variants(means: SeedMeans) -> Bool[np.ndarray, "*family variant"]:
         count = np.asarray(pool.sum(axis=-1))
         total = _interaction(centred, pool)
         others_df = np.maximum(count - 2, 1) * (seeds - 1)
-        limit = special.fdtri(seeds - 1, others_df, WILD_QUANTILE)
+        limit = special.fdtri(seeds - 1, others_df, quantile)
         pool_sum = (centred * pool[..., None]).sum(axis=-2)
         found = []
         for variant in range(variants):
@@ -195,9 +201,13 @@ class PairedComparison:
     """Number of variants that the variance of seeds is estimated from; 2: the pair alone."""
     spread: VarianceComponents | None
     """None with one seed: the variance of training is unknown."""
+    identical: bool
+    """The same on every image and seed."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the interval over seeds and images, which excludes 0 exactly if p is below the level."""
+        if self.identical:
+            return 0.0, 0.0
         df = max(1, self.seeds - 1 + int(added_df(self.seeds, np.asarray(self.pooled))))
         margin = float(_margin(self.seed_variance, self.image_variance, df, self.images, level))
         if not margin and self.p >= level:  # no variance at all: `p` is that of the permutation test
@@ -224,11 +234,13 @@ def compare_runs(first: Differences, second: Differences) -> PairedComparison:
     return comparison
 
 
-def compare_all(values: Float[np.ndarray, "variant seed image"]) -> list[PairedComparison]:
-    """Compare every pair of variants, in the order of `itertools.combinations`."""
-    tests, compared = pair_tests(values), []
+def compare_all(values: Float[np.ndarray, "variant seed image"], baseline: int | None = None) -> list[PairedComparison]:
+    """Compare every pair of variants, or those with the baseline, in the order of `itertools.combinations`."""
+    tests, compared = pair_tests(values, baseline), []
     p_values = tests.p
     for pair, (first, second) in enumerate(combinations(range(len(values)), 2)):
+        if baseline not in (None, first, second):
+            continue
         d = values[first] - values[second]
         by_seed, by_image = float(tests.seed_variance[pair]), float(tests.image_variance[pair])
         p_images = sign_flip_test(d.mean(axis=0))
@@ -245,6 +257,7 @@ def compare_all(values: Float[np.ndarray, "variant seed image"]) -> list[PairedC
                 tests.images,
                 int(tests.pooled[pair]),
                 _components(by_seed, by_image, float(tests.rest[pair]), tests) if tests.seeds > 1 else None,
+                not d.any(),
             )
         )
     return compared

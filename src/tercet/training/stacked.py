@@ -166,7 +166,7 @@ class _Stack:
         self._ended(number, trained)
 
     def _proceed(self, number: int, steps: Steps, failed: Exception | None = None) -> tuple[Loop, StepWork] | None:
-        """Let a run go on to its next step, or end it if this one has failed; None if it has ended."""
+        """Run to the next step of a run, or end it if this one has failed; None if it has ended."""
         try:
             return next(steps) if failed is None else steps.throw(failed)
         except StopIteration:

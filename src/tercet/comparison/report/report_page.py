@@ -123,7 +123,9 @@ def _pairs(comparison: Comparison) -> dict[str, Table] | None:
         return None
     significance = comparison.significance
     every = pairs_table(significance, comparison.settings.metric)
-    with_best = {f"{pair.first} - {pair.second}" for pair in significance.of(significance.order[0])}
+    with_best = {
+        f"{pair.first} - {pair.second}" for pair in significance.of(significance.baseline or significance.order[0])
+    }
     return {"all": every, "with_best": replace(every, rows=[row for row in every.rows if row[0] in with_best])}
 
 
@@ -139,8 +141,11 @@ def _cost_tables(comparison: Comparison) -> list[Table]:
 
 def _first_run(comparison: Comparison) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Machine and settings of the first run; None and no settings if every run failed."""
-    any_run = next((run for by_seed in comparison.results.runs.values() for run in by_seed.values()), None)
-    return (None, {}) if any_run is None else (any_run.machine, runs.read_settings(any_run.folder))
+    names = comparison.results.names()
+    if not names:
+        return None, {}
+    first = min(comparison.results.runs[names[0]].items())[1]  # not the first that finished, which differs
+    return first.machine, runs.read_settings(first.folder)
 
 
 TOP_K = 3  # retrieved items per variant
