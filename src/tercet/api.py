@@ -255,6 +255,7 @@ def compare(
     features: str | None = None,
     images: str | Path | None = None,
     processes: int | None = None,
+    no_stack: bool = False,
     executor: str = "local",
     runs: str | Path = "runs",
 ) -> "Comparison":
@@ -298,7 +299,8 @@ def compare(
         features (str | None, default None): Which features to use: {split}_{features}.npy of a precomp folder (default
             ims), or regions for scenes.
         images (str | Path | None, default None): Folder of image files, if it is not found next to the dataset.
-        processes (int | None, default None): Number of runs in parallel, one process each. None: number of cores.
+        processes (int | None, default None): Number of processes that train in parallel. None: number of cores.
+        no_stack (bool, default False): Train one run at a time in a process.
         executor (str, default "local"): How the runs are carried out: local processes, or an executor of an installed
             package (`tercet list executors`).
         runs (str | Path, default "runs"): Folder for run folders, tables and the report.
