@@ -126,6 +126,14 @@ def interrupt_after(step, settings):
         train_stack(settings, None, progress, lambda number, result: pytest.fail(f"run {number} ended: {result}"))
 
 
+def test_settings_of_the_same_run_are_one_run(tmp_path):
+    """A second lock of the same folder in the same process would wait for ever."""
+    same = {"objective": "triplet-sh", "objective_settings": {"margin": 0.2}}
+    results = trained(settings_of(tmp_path, {"objective": "triplet-sh"}, {"objective": "nt-xent"}, same))
+    assert results[0] == results[2] != results[1]
+    assert len(runs.run_folders(tmp_path)) == 2
+
+
 def test_control_c_stops_all_runs_at_a_checkpoint(tmp_path):
     given = [{"objective": "triplet-sh", "seed": seed} for seed in range(3)]
     settings = settings_of(tmp_path / "stopped", *given)

@@ -83,7 +83,17 @@ def train_stack(
     """Train runs of one `stack_key`; `progress` is that of each run. A run that fails does not stop the others."""
     runs.make_root(settings[0].runs)
     prepared = prepare_data(settings[0]) if prepared is None else prepared
-    _Stack([resolve_run(each, prepared) for each in settings], progress, ended).train()
+    resolved = [resolve_run(each, prepared) for each in settings]
+    # Settings that differ in how they are written may name the same run: it is made once.
+    numbers: dict[str, list[int]] = {}
+    for number, run in enumerate(resolved):
+        numbers.setdefault(run.run_id, []).append(number)
+
+    def all_ended(number: int, result: Trained | Exception) -> None:
+        for equal in numbers[resolved[number].run_id]:
+            ended(equal, result)
+
+    _Stack(resolved, [equal[0] for equal in numbers.values()], progress, all_ended).train()
 
 
 @dataclass
@@ -115,8 +125,16 @@ Steps = Generator[tuple[Loop, StepWork], None, None]
 
 
 class _Stack:
-    def __init__(self, resolved: Sequence[ResolvedRun], progress: Sequence[RunProgress], ended: Ended) -> None:
-        self._resolved, self._progress, self._ended = resolved, progress, ended
+    """`numbers`: which of the runs are to be made."""
+
+    def __init__(
+        self,
+        resolved: Sequence[ResolvedRun],
+        numbers: Sequence[int],
+        progress: Sequence[RunProgress],
+        ended: Ended,
+    ) -> None:
+        self._resolved, self._numbers, self._progress, self._ended = resolved, numbers, progress, ended
         self._memory = PeakMemory(resolved[0].device, len(resolved))
         self._batches: dict[Hashable, _SharedBatches] = {}
         self._interrupt = Interrupt()
@@ -136,9 +154,8 @@ class _Stack:
     def _open_runs(self) -> list[_Member]:
         """The runs that have a step to make, restored."""
         # Locks are taken in one order everywhere: two processes with some of the same runs cannot block each other.
-        by_id = sorted(range(len(self._resolved)), key=lambda number: self._resolved[number].run_id)
         members = []
-        for number in by_id:
+        for number in sorted(self._numbers, key=lambda number: self._resolved[number].run_id):
             steps = self._run(number)
             first = self._proceed(number, steps)
             if first is not None:
@@ -166,7 +183,7 @@ class _Stack:
         self._ended(number, trained)
 
     def _proceed(self, number: int, steps: Steps, failed: Exception | None = None) -> tuple[Loop, StepWork] | None:
-        """Run to the next step of a run, or end it if this one has failed; None if it has ended."""
+        """Continue a run up to its next step, or end it if this one has failed; None if it has ended."""
         try:
             return next(steps) if failed is None else steps.throw(failed)
         except StopIteration:
@@ -180,7 +197,7 @@ class _Stack:
     def _step(self, part: Sequence[_Member], heads: StackedHeads) -> list[_Member]:
         """Make a step of these runs; return those that have another one to make."""
         images, captions, scalars = _gradients(part, heads)
-        going_on = []
+        remaining = []
         for index, member in enumerate(part):
             member.loop.start_clock(member.spent)
             outcome = Outcome(scalars[index], images.embeddings[index], captions.embeddings[index])
@@ -198,8 +215,8 @@ class _Stack:
             member.loop.clock()
             if following is not None:
                 member.work = following[1]
-                going_on.append(member)
-        return going_on
+                remaining.append(member)
+        return remaining
 
 
 def _parts(members: Sequence[_Member]) -> list[list[_Member]]:
