@@ -51,6 +51,16 @@ def test_every_shell_has_a_script_for_every_command(shell, capsys, tmp_path):
         assert (checked.returncode, checked.stderr) == (0, "")
 
 
+def test_fish_completes_further_values_of_a_setting(capsys):
+    text = script("fish", capsys)
+    (line,) = (
+        line
+        for line in text.splitlines()
+        if "string match -q -- --objectives (__tercet_flag)" in line and "compare" in line
+    )
+    assert " nt-xent " in line
+
+
 def test_an_unknown_shell_is_refused(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["completion", "csh"])

@@ -173,7 +173,8 @@ compdef _tercet tercet
 
 
 def _fish(helps: Mapping[str, str], flags: Mapping[str, Flags], words: Mapping[str, tuple[str, ...]]) -> str:
-    lines = []
+    # The last flag before the cursor: after its first value, fish itself completes no further one.
+    lines = ["function __tercet_flag", "  string match -- '--*' (commandline -opc) | tail -n 1", "end"]
     for command, text in helps.items():
         described = text.replace("'", "\\'")
         lines.append(f"complete -c tercet -f -n __fish_use_subcommand -a {command} -d '{described}'")
@@ -184,4 +185,7 @@ def _fish(helps: Mapping[str, str], flags: Mapping[str, Flags], words: Mapping[s
         for flag, values in of_command.items():
             choices = f" -x -a '{' '.join(values)}'" if values else ""
             lines.append(f"complete -c tercet {seen} -l {flag[2:]}{choices}")
+            if values:
+                after = f"__fish_seen_subcommand_from {command}; and string match -q -- {flag} (__tercet_flag)"
+                lines.append(f"complete -c tercet -f -n '{after}' -a '{' '.join(values)}'")
     return "\n".join(lines) + "\n"
