@@ -222,6 +222,12 @@ BAD_ITEMS = {
         5,
         10,
     ),
+    "a caption as long as a book": (
+        corrupt_json(lambda images: images[0]["sentences"][1].update(raw="a" * 100_001)),
+        "caption of 100,001 characters: at most 100,000 are read",
+        6,
+        10,
+    ),
     "a caption that is no text": (
         corrupt_json(lambda images: images[0]["sentences"][1].update(raw=7)),
         "expected a caption string, got int",

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+MAX_CAPTION_LENGTH = 100_000
+"""Characters. A compressed file of a few kilobytes may hold captions of gigabytes."""
 
 
 class ErrorPolicy:
@@ -58,6 +60,8 @@ def caption_error(text: object) -> str | None:
     """Why this is not a valid caption, or None if it is."""
     if not isinstance(text, str):
         return f"expected a caption string, got {type(text).__name__}"
+    if len(text) > MAX_CAPTION_LENGTH:
+        return f"caption of {len(text):,} characters: at most {MAX_CAPTION_LENGTH:,} are read"
     if not text.strip():
         return "empty caption"
     if any("\ud800" <= character <= "\udfff" for character in text):
