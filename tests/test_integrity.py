@@ -242,7 +242,7 @@ def test_a_flipped_bit_of_each_manifest_is_named(tmp_path, run, index):
 @pytest.mark.parametrize("name", ["settings.json", "config.json", "metrics.jsonl", "weights.safetensors"])
 @pytest.mark.parametrize("damage", ["removed", "changed"])
 def test_a_file_that_is_gone_before_the_end_is_named(tmp_path, monkeypatch, name, damage):
-    evaluate = Loop._evaluate_best
+    evaluate = Loop.evaluate_best
 
     def damaged(self):
         evaluate(self)
@@ -250,7 +250,7 @@ def test_a_file_that_is_gone_before_the_end_is_named(tmp_path, monkeypatch, name
         file.unlink() if damage == "removed" else flip_bit(file)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Loop, "_evaluate_best", damaged)
+        patched.setattr(Loop, "evaluate_best", damaged)
         with pytest.raises(ValueError, match=f"{name} is missing or was changed: run the command again"):
             tercet.train(**SMALL, runs=tmp_path)
     (folder,) = tmp_path.iterdir()
@@ -271,14 +271,14 @@ def test_metrics_that_are_removed_between_lines_are_noticed(tmp_path):
 
 
 def test_weights_that_change_before_they_are_evaluated_are_named(tmp_path, monkeypatch):
-    evaluate = Loop._evaluate_best
+    evaluate = Loop.evaluate_best
 
     def damaged(self):
         flip_bit(self.folder / "weights.safetensors", -2)
         evaluate(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Loop, "_evaluate_best", damaged)
+        patched.setattr(Loop, "evaluate_best", damaged)
         with pytest.raises(ValueError, match=r"weights\.safetensors is missing or was changed: --no-resume"):
             tercet.train(**SMALL, runs=tmp_path)
     with pytest.raises(ValueError, match=r"weights\.safetensors is missing or was changed: --no-resume"):
@@ -291,7 +291,7 @@ def test_metrics_that_changed_since_the_checkpoint_are_not_resumed(tmp_path, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Loop, "_evaluate_best", stop)
+        patched.setattr(Loop, "evaluate_best", stop)
         with pytest.raises(KeyboardInterrupt):
             tercet.train(**SMALL, runs=tmp_path)
     (folder,) = tmp_path.iterdir()

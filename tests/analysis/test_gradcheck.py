@@ -63,7 +63,7 @@ class Delivers(HardestTriplet):
     def __call__(self, images, captions, *, image_ids, caption_ids):
         if is_distributed():
             ids = image_ids, caption_ids
-            images, captions, ids = distributed.gather_batch(images, captions, *ids, ids_are_rows=False)
+            images, captions, ids = distributed.gather_batch(images, captions, *ids, {"image_ids=": True})
             image_ids, caption_ids = ids
             if self.broken == "world size":  # the same value, its gradient divided by the number of processes
                 images, captions = (x / 2 + x.detach() / 2 for x in (images, captions))
