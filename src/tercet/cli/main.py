@@ -85,10 +85,11 @@ def _attribute(path: str) -> Any:
 
 def _compare(settings: Any) -> None:
     from tercet.comparison.compare import run_comparison
-    from tercet.comparison.from_files import compare_files
     from tercet.terminal import print_lines, terminal_console
 
     if settings.from_files:
+        from tercet.comparison.from_files import compare_files
+
         compare_files(settings, terminal_console())
         return
     comparison = run_comparison(settings, terminal_console(stderr=True))
