@@ -112,7 +112,8 @@ def test_compare_lets_its_runs_save(tmp_path, monkeypatch, receivers):
 
     monkeypatch.setattr(LocalExecutor, "_start", recorded)
     monkeypatch.setattr(LiveTable, "idle", idle)
-    arguments = ("--no-tune", "--epochs", 500, "--seeds", 1, "--objectives", "nt-xent", "triplet", "--processes", 2)
+    arguments = ("--epochs", 500, "--seeds", 1, "--objectives", "nt-xent", "triplet", "--no-tune", "--no-stack")
+    arguments += ("--processes", 2)
     done = tercet("compare", "scenes:60", *arguments, "--runs", tmp_path)
     assert done.returncode == 143, done.stderr
     assert "failed" not in done.stderr

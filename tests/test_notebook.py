@@ -1,4 +1,4 @@
-"""examples/notebook.ipynb is executed, and shows what results look like in a notebook."""
+"""examples/notebook.ipynb is executed, and shows what results look like in a notebook; progress in a real kernel."""
 
 import os
 from pathlib import Path
@@ -26,6 +26,29 @@ def test_the_notebook_has_its_outputs():
     for line in ("run.plot()", "comparison.plot()"):
         assert "image/png" in outputs[line]
     assert str(ROOT) not in NOTEBOOK.read_text()
+
+
+PROGRESS = """
+from tercet.progress import ConsoleProgress
+with ConsoleProgress() as progress:
+    bar = progress.bar("encoding <b>", 3)
+    for _ in range(3):
+        bar.advance()
+    progress.log("a line that is longer than a terminal is wide and is not cut off: " + "x" * 99)
+"""
+
+
+def test_progress_is_one_bar_that_moves_and_plain_lines(tmp_path, monkeypatch):
+    from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    notebook = new_notebook(cells=[new_code_cell(PROGRESS)])
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    bar, line = notebook.cells[0].outputs
+    assert bar.data["text/html"].startswith('<progress max="3" value="3"></progress> encoding &lt;b&gt;: 3 of 3, ')
+    assert bar.data["text/plain"].startswith("encoding <b>: 3 of 3, ")
+    assert (line.name, line.text.count("\n"), line.text[-5:]) == ("stdout", 1, "xxxx\n")
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@
 and then elsewhere. `RunProgress` is that of a training run: it also writes the log file of the run folder.
 """
 
+import html
 import sys
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +19,7 @@ from rich.progress import Progress as RichProgress
 from tercet.terminal import printable, terminal_console
 
 SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_FRAMES = 0.25
 
 
 class Bar:
@@ -53,18 +54,15 @@ class Progress:
 SILENT = Progress()
 
 
-def is_interactive(console: Console) -> bool:
-    """Whether a bar can move there; a file, a pipe, or a notebook without ipywidgets gets lines."""
-    # rich would print a warning at every refresh of a bar in a notebook without ipywidgets.
-    return find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+def is_notebook() -> bool:
+    return terminal_console().is_jupyter
 
 
 def progress_console() -> Console:
     """Where progress is shown: stderr, or the output of the cell in a notebook."""
-    console = terminal_console(file=sys.stderr)
-    if console.is_jupyter and not is_interactive(console):  # lines as plain text: rich would make each an HTML block
+    if is_notebook():  # plain text: rich would make every line an HTML block, cut off at the width of a terminal
         return terminal_console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=120)
-    return console
+    return terminal_console(file=sys.stderr)
 
 
 def bar_columns(width: int | None = 40) -> tuple[ProgressColumn, ...]:
@@ -85,11 +83,11 @@ class ConsoleProgress(Progress):
         """`transient`: remove the bars at the end."""
         self.console = console or progress_console()
         self.rich = RichProgress(
-            *bar_columns(), console=self.console, transient=transient, disable=not is_interactive(self.console)
+            *bar_columns(), console=self.console, transient=transient, disable=not self.console.is_terminal
         )
 
     def bar(self, title: str, total: int | None = None) -> Bar:
-        return _ConsoleBar(self, title, total)
+        return NotebookBar(title, total) if is_notebook() else _ConsoleBar(self, title, total)
 
     def log(self, text: str) -> None:
         self.console.print(escape(printable(text)), highlight=False, soft_wrap=True)
@@ -119,6 +117,35 @@ class _ConsoleBar(Bar):
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             of_total = "" if self._total is None else f" of {self._total}"
             self._progress.log(f"{self._title}: {done}{of_total}" + (f", {status}" if status else ""))
+
+
+class NotebookBar(Bar):
+    """A bar below the cell of a notebook, updated in place; needs nothing but IPython."""
+
+    def __init__(self, title: str, total: int | None = None) -> None:
+        from IPython.display import display
+
+        self._title, self._done, self._total, self._status = title, 0, total, ""
+        self._started, self._next_frame = time.monotonic(), 0.0
+        self._shown = display(self, display_id=True)
+
+    def advance(self, count: int = 1) -> None:
+        self.update(self._done + count)
+
+    def update(self, done: int, total: int | None = None, status: str = "") -> None:
+        self._done, self._total, self._status = done, self._total if total is None else total, status
+        if time.monotonic() >= self._next_frame or done == self._total:
+            self._next_frame = time.monotonic() + SECONDS_BETWEEN_FRAMES
+            self._shown.update(self)
+
+    def _repr_html_(self) -> str:
+        value = "" if self._total is None else f' max="{max(1, self._total)}" value="{self._done}"'
+        return f"<progress{value}></progress> {html.escape(printable(str(self)))}"
+
+    def __repr__(self) -> str:
+        count = f"{self._done}" if self._total is None else f"{self._done} of {self._total}"
+        seconds = time.monotonic() - self._started
+        return ", ".join(filter(None, [f"{self._title}: {count}", f"{seconds:.0f} s", self._status]))
 
 
 class RunProgress(Progress):

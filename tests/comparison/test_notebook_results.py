@@ -1,13 +1,10 @@
 """Results as a notebook shows them: short representations, tables, DataFrames, figures; progress without ipywidgets."""
 
 import builtins
-import io
 
 import pytest
-from rich.console import Console
 
 import tercet
-from tercet import progress
 from tercet.training.trained import Trained
 
 
@@ -82,19 +79,3 @@ def test_figures_are_shown_below_the_cell(comparison, run):
     assert len(run.plot().axes) == 1
     with pytest.raises(ValueError, match=r"unknown figure 'recals' \(did you mean recalls\?\)"):
         comparison.plot("recals")
-
-
-def test_a_notebook_without_ipywidgets_gets_lines(monkeypatch, capsys, recwarn):
-    monkeypatch.setattr(progress, "find_spec", lambda name: None)
-    jupyter = Console(file=io.StringIO(), force_jupyter=True)
-    assert not progress.is_interactive(jupyter)
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    with progress.ConsoleProgress() as shown:
-        bar = shown.bar("encoding", 3)
-        for _ in range(3):
-            bar.advance()
-        shown.log("done")
-    assert capsys.readouterr().out == "done\n"
-    assert not recwarn.list
-    monkeypatch.setattr(progress, "find_spec", lambda name: object())
-    assert progress.is_interactive(jupyter)

@@ -1,4 +1,6 @@
-"""Progress of a comparison in the terminal: a results table that fills in, and a progress bar per active run."""
+"""Progress of a comparison: on a terminal a results table that fills in, with a progress bar per active run; in a
+notebook one bar; otherwise, and in a notebook, a line per run.
+"""
 
 import time
 from collections.abc import Mapping
@@ -14,9 +16,7 @@ from rich.text import Text
 from tercet.comparison.plan import PlannedRun
 from tercet.comparison.results import Failure, Results, Run, read_run, recalls_table
 from tercet.comparison.tuning import best_validation
-from tercet.progress import bar_columns, is_interactive
-
-SECONDS_BETWEEN_FRAMES = 0.25
+from tercet.progress import NO_BAR, SECONDS_BETWEEN_FRAMES, NotebookBar, bar_columns, is_notebook
 
 
 class LiveTable:
@@ -33,7 +33,8 @@ class LiveTable:
         self._progress = Progress(*bar_columns(width=24), console=console, auto_refresh=False)
         self._all = self._progress.add_task(f"[bold]{escape(title)}", total=total, status="")
         self._bars: dict[str, TaskID] = {}
-        self._live = Live(console=console, auto_refresh=False, transient=True) if is_interactive(console) else None
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._below_cell = NotebookBar(title, total) if is_notebook() else NO_BAR
         self._next_frame = 0.0
 
     def __enter__(self) -> "LiveTable":
@@ -91,6 +92,7 @@ class LiveTable:
         if bar is not None:
             self._progress.remove_task(bar)
         self._progress.advance(self._all)
+        self._below_cell.advance()
 
     def _frame(self) -> Group:
         bars = self._progress.tasks[: max(2, self._console.height // 2)]  # that of all runs is the first

@@ -65,6 +65,7 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             axes.grid(axis="y", visible=False)
             axes.set_xlim(0, min(axes.get_xlim()[1], largest_value(panel_metric)))  # an interval may reach further
             axes.set_title(_metric_label(panel_metric))
+        axes.set_xlabel("lines: 95 % intervals over seeds and images")
         return render_figure(
             canvas,
             "recalls",
