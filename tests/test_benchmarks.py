@@ -160,7 +160,17 @@ def test_the_files_of_a_training_step_are_counted():
     files = bench.files_of_a_step()
     assert {"training/step.py", "objectives/nt_xent.py", "models/heads.py"} <= files
     assert not {file for file in files if file.startswith(("data/", "evaluation/", "cli/"))}
-    assert len(files) <= 16, f"one step enters {len(files)} files: {sorted(files)}"
+    assert len(files) <= 12, f"one step enters {len(files)} files: {sorted(files)}"
+
+
+@pytest.mark.slow
+def test_the_files_of_a_comparison_are_counted(tmp_path):
+    """In all of its processes."""
+    import files_entered as bench
+
+    files = bench.files_of_a_comparison(tmp_path)
+    assert {"data/formats/csv_tsv.py", "training/train.py", "comparison/report/report_page.py"} <= files
+    assert len(files) <= 60, f"a comparison enters {len(files)} files: {sorted(files)}"
 
 
 def test_two_trees_run_the_same_work():

@@ -234,3 +234,12 @@ def resident(key):
     return int(
         next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)).split()[1]
     )
+
+
+def test_shares_of_negatives_ahead():
+    """Two images with two captions and one: image 0 has one negative caption, image 1 two."""
+    similarity = torch.tensor([[0.9, 0.1, 0.5], [0.3, 0.6, 0.4]])
+    ranks = rank_positives(tiles_of_matrix(similarity), Positives.of_owners(torch.tensor([0, 0, 1])))
+    i2t, t2i = ranks.table().shares_ahead()
+    assert i2t == pytest.approx((0 + 1 + 1 / 2) / 3)  # caption 1 is behind caption 2; caption 2 is behind caption 1
+    assert t2i == pytest.approx((0 + 1 + 1) / 3)

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 import tercet
 from tercet import runs
+from tercet.console import RunProgress
 from tercet.objectives import OBJECTIVES
 from tercet.objectives.aoq import AOQ
-from tercet.progress import RunProgress
 from tercet.training.prepare import prepare_data
 from tercet.training.settings import train_settings
 from tercet.training.stacked import stack_key, train_stack

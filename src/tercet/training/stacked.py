@@ -18,17 +18,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet import runs
+from tercet.console import RunProgress
 from tercet.data.feature_array import FeatureArray
 from tercet.data.samplers import BatchIndices
 from tercet.interrupt import Interrupt
 from tercet.models import system_of
-from tercet.models.heads import Heads
-from tercet.models.stacked_heads import StackedEncoding, StackedHeads, aligned, product
+from tercet.models.heads import Heads, StackedEncoding, StackedHeads, aligned, product
 from tercet.names import is_in_memory, split_settings
 from tercet.objectives.registry import objective as make_objective
 from tercet.objectives.stacks import StackedPairs
 from tercet.plugins import is_file_name
-from tercet.progress import RunProgress
 from tercet.training.monitor import PeakMemory
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.runtime import to_device

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tercet.console import NO_BAR, Bar
 from tercet.data.dataset import DataSet, subset
 from tercet.data.formats.precomp import PRECOMP_SPLIT_NAMES, write_texts
 from tercet.data.textio import ErrorPolicy
-from tercet.progress import NO_BAR, Bar
 from tercet.storage import allocated_array, atomic_directory
 
 COLUMNS = 6

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tercet.console import NO_BAR, Bar
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
 from tercet.data.feature_array import BLOCK_BYTES, FeatureArray
 from tercet.data.formats.builder import (
@@ -27,7 +28,6 @@ from tercet.data.formats.builder import (
 )
 from tercet.data.image_io import ImageFile, ImageFiles, ImageSource
 from tercet.data.textio import ErrorPolicy
-from tercet.progress import NO_BAR, Bar
 from tercet.storage import atomic_directory
 
 SUFFIXES = {".parquet", ".arrow"}

@@ -20,8 +20,7 @@ from tercet.comparison.report.report_page import example, page_example
 from tercet.comparison.results import Failure
 from tercet.data.scenes import scenes
 from tercet.models import build
-from tercet.reporting.html import environment, query_item, render_page
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table, environment, query_item, render_page
 from tercet.storage import sha256_of, write_manifest
 from tercet.training.eval_loop import EmbeddedSplit
 from tests.analysis.reports.hostile_names import write_hostile_data
