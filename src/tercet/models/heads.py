@@ -106,7 +106,7 @@ def product(
 def aligned(stack: Float[Tensor, "run row column"]) -> Float[Tensor, "run row column"]:
     """The same numbers, the matrix of each run placed as in a tensor of its own; no copy for usual sizes.
 
-    The last bit of a product may depend on how matrices are aligned in memory (it does on AMD's processors): a run
+    The last bit of a product may depend on how matrices are aligned in memory (it does with AVX2 on AMD): a run
     would depend on its position in the stack.
     """
     if stack.stride(0) * stack.element_size() % ALIGNMENT == 0:
