@@ -82,6 +82,7 @@ def test_the_attention_benchmark_runs(tmp_path, monkeypatch):
     assert page.read_text().count("| BFAN equal | 8 |") == 2  # times and memory
 
 
+@pytest.mark.slow
 def test_mining_equals_faiss(tmp_path, capsys):
     """The benchmark stops if lists differ; these sets are small enough to check all lists of both directions."""
     import mining as bench
@@ -104,6 +105,7 @@ def test_the_phases_of_a_second_round_run(tmp_path):
     assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 def test_a_second_round_starts_from_a_first_one(tmp_path):
     """After a first round on the same data fewer hinges of members are active and fewer items have a gradient."""
     import second_round as bench

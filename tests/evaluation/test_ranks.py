@@ -19,6 +19,7 @@ from tercet.evaluation.blocked_similarity import equal_rows
 from tercet.evaluation.metrics import cross_ranks, direction_metrics
 from tercet.evaluation.rank_counts import Axis, Thresholds, count_on_device, count_tile
 from tercet.evaluation.ranks import concat_ranks, rank_annotations
+from tests.examples import others_slow
 
 
 def slow_ranks(similarity, mask):
@@ -98,7 +99,7 @@ def test_counting_on_a_device_equals_counting_in_strips(strict):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", others_slow(range(60), 15))
 def test_planted_duplicates_tie_exactly(seed):
     """Odd sizes and widths, where equal rows of a product differ in the last bit; duplicates are in other tiles."""
     random = np.random.default_rng(seed)

@@ -128,6 +128,7 @@ def test_no_script_of_a_run_folder_or_of_the_data_is_in_the_report(hostile, dama
     check_in_browser(page, widths=(1280,))
 
 
+@pytest.mark.slow
 def test_no_script_of_the_data_or_an_objective_is_in_a_page_of_an_analysis(hostile, compared, tmp_path):
     folders = [compared.results.runs[name][0].folder for name in compared.results.names()]
     trust = (Path(hostile["objectives"][1].rpartition(":")[0]),)
