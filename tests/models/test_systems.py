@@ -230,7 +230,7 @@ def test_a_few_steps_lower_its_loss(name, full_scenes):
     assert min(losses[3:]) < losses[0]
 
 
-OVERFITTED = ("heads", "vsepp", "vse-infinity, bigru", "bfan, equal")  # the others are slow
+OVERFITTED = ("heads", "vse-infinity, bigru")  # the others are slow
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,7 @@ def test_it_overfits_32_scenes(name, full_scenes):
     raise AssertionError(f"R@1 {metrics['i2t_r1']} and {metrics['t2i_r1']} after 400 steps")
 
 
+@pytest.mark.slow
 def test_vsrn_learns_from_its_captioner_too(full_scenes):
     images, _, (captions, lengths), vocabulary = full_scenes
     torch.manual_seed(0)

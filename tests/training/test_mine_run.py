@@ -62,6 +62,7 @@ def identity(table, **more):
     return resolve(train_settings(SMALL | {"objective": "aoq", "mined": str(table)} | more))[2]
 
 
+@pytest.mark.slow
 def test_filters_of_later_tables_are_part_of_the_identity(tmp_path, first_run):
     """Even if the first tables are bit-identical."""
     pairs = [tmp_path / f"{name}.csv" for name in ("one", "other", "copy")]

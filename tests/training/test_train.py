@@ -137,6 +137,7 @@ def checkpoints(folder):
     return {path.name for path in folder.glob("*/state/*.json")}
 
 
+@pytest.mark.slow
 def test_control_c_keeps_the_step_under_way(tmp_path):
     process = start(tmp_path)
     while process.poll() is None and not list(tmp_path.glob("*/state/*.json")):

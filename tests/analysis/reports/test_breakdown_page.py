@@ -111,6 +111,7 @@ def test_a_batch_or_number_of_anchors_out_of_range_is_refused(loaded, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_hostile_names_are_escaped(tmp_path):
     run = hostile_run(tmp_path)
     page = write_breakdown(run, tercet.objective("triplet"), tmp_path / "out", anchors=400)

@@ -143,6 +143,7 @@ def test_a_limited_number_of_leaks_is_listed_and_all_are_counted(faulty, tmp_pat
     assert "20 leaked images, the first 3" in (tmp_path / "doctor.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_recurrent_model_after_two_epochs_is_under_trained_and_not_collapsed(tmp_path, capsys):
     run = tercet.train(
         data="scenes:600",
@@ -296,6 +297,7 @@ def test_copies_are_found_in_any_block(data, monkeypatch):
     assert find_leaks(held_out, train) == leaks == [(row, row - 1) for row in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_scenes_with_the_same_background_are_not_copies():
     splits = scenes_data_set(300).splits
     settings = TransformSettings(side=64, shorter_side=None)
