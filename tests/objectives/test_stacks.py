@@ -70,3 +70,15 @@ def test_batches_without_a_positive_or_a_negative():
 def test_most_objectives_handle_a_stack_at_once():
     one_by_one = {name for name, _ in EVERY if not tercet.objective(name).has_stacked_form}
     assert one_by_one == {"smooth-ap"}
+
+
+@pytest.mark.parametrize("name", ["triplet-sh", "nt-xent", "sigmoid", "nca/sig", "cir/con", "cir/sig-ms", "con/lin-ms"])
+def test_the_bits_of_a_batch_do_not_depend_on_its_position(name):
+    """The last numbers of a tensor may be computed by other instructions than those before; 23 is odd."""
+    generator = torch.Generator().manual_seed(1)
+    similarity = torch.rand(40, 23, 23, generator=generator) * 2 - 1
+    objective, diagonal = tercet.objective(name), torch.eye(23, dtype=torch.bool)
+    _, together = objective.on_stack(similarity, StackedPairs.of([diagonal] * 40))
+    for run in range(40):
+        _, alone = objective.on_stack(similarity[run : run + 1].clone(), StackedPairs.of([diagonal]))
+        assert torch.equal(alone[0], together[run])

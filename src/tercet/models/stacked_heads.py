@@ -16,6 +16,36 @@ from torch import Tensor, nn
 from tercet.models.cpu_kernels.sparse_linear import Normalized
 from tercet.models.heads import Head, Heads
 
+ALIGNMENT = 64  # bytes: what torch gives to a new tensor
+
+
+def product(
+    left: Float[Tensor, "run row inner"],
+    right: Float[Tensor, "run inner column"],
+    bias: Float[Tensor, "run 1 column"] | None = None,
+) -> Float[Tensor, "run row column"]:
+    """`torch.bmm` of aligned stacks, into an aligned one."""
+    out = _aligned_empty(left, (len(left), left.shape[1], right.shape[2]))
+    return torch.bmm(left, right, out=out) if bias is None else torch.baddbmm(bias, left, right, out=out)
+
+
+def aligned(stack: Float[Tensor, "run row column"]) -> Float[Tensor, "run row column"]:
+    """The same numbers, the matrix of each run placed as in a tensor of its own; no copy for usual sizes.
+
+    The last bit of a product may depend on how matrices are aligned in memory (it does on AMD's processors): a run
+    would depend on its position in the stack.
+    """
+    if stack.stride(0) * stack.element_size() % ALIGNMENT == 0:
+        return stack
+    return _aligned_empty(stack, stack.shape).copy_(stack)
+
+
+def _aligned_empty(like: Tensor, shape: Sequence[int]) -> Float[Tensor, "run row column"]:
+    runs, rows, columns = shape
+    per_run = ALIGNMENT // like.element_size()
+    padded = like.new_empty(runs, -(-rows * columns // per_run) * per_run)
+    return padded[:, : rows * columns].unflatten(1, (rows, columns))
+
 
 class StackedHeads:
     """Image and caption heads of models of equal settings. The models are used through it from now on."""
@@ -29,7 +59,7 @@ class StackedProjection:
     """The weights and biases of one layer of every run."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self.weight = torch.stack([layer.weight.detach() for layer in layers])  # run out in
+        self.weight = aligned(torch.stack([layer.weight.detach() for layer in layers]))  # run out in
         self.bias = torch.stack([layer.bias.detach() for layer in layers])
         self._weight_grad, self._bias_grad = torch.empty_like(self.weight[0]), torch.empty_like(self.bias[0])
         for run, layer in enumerate(layers):
@@ -37,7 +67,7 @@ class StackedProjection:
             layer.weight.grad, layer.bias.grad = self._weight_grad, self._bias_grad
 
     def __call__(self, rows: Float[Tensor, "run item in"], runs: slice) -> Float[Tensor, "run item out"]:
-        return torch.baddbmm(self.bias[runs, None], rows, self.weight[runs].mT)
+        return product(rows, self.weight[runs].mT, self.bias[runs, None])
 
     def write_gradient(self, rows: Float[Tensor, "item in"], gradient: Float[Tensor, "item out"]) -> None:
         """Write the gradient of the parameters of one run; it is overwritten by that of the next."""
@@ -55,15 +85,17 @@ class StackedHead:
 
     def encode(self, rows: Float[Tensor, "run item dim"], runs: slice) -> "StackedEncoding":
         """The embeddings of a slice of the runs, each with rows of its own."""
+        rows = aligned(rows)
         projected, inputs = self.linear(rows, runs), [(self.linear, rows)]
         before_activation = None
         if self.hidden:
             first, last = self.hidden
             before_activation = first(rows, runs)
-            activated = F.gelu(before_activation)
+            activated = aligned(F.gelu(before_activation))
             projected += last(activated, runs)
             inputs += [(first, rows), (last, activated)]
-        return StackedEncoding(runs, Normalized.of(projected), inputs, before_activation)
+        normalized = Normalized.of(projected)
+        return StackedEncoding(runs, normalized, aligned(normalized.vectors), inputs, before_activation)
 
 
 @dataclass
@@ -72,22 +104,19 @@ class StackedEncoding:
 
     runs: slice
     normalized: Normalized
+    embeddings: Float[Tensor, "run item embed_dim"]
     inputs: list[tuple[StackedProjection, Tensor]]
     """The layers and what they were applied to."""
     before_activation: Tensor | None
 
-    @property
-    def embeddings(self) -> Float[Tensor, "run item embed_dim"]:
-        return self.normalized.vectors
-
     def backward(self, gradient: Float[Tensor, "run item embed_dim"]) -> None:
         """Take the gradient of the embeddings."""
-        gradient = self.normalized.backward(gradient)
+        gradient = aligned(self.normalized.backward(gradient))
         self._gradients = [gradient]
         if self.before_activation is not None:
             last = self.inputs[-1][0]
-            of_activated = torch.bmm(gradient, last.weight[self.runs])
-            of_hidden = torch.ops.aten.gelu_backward(of_activated, self.before_activation)
+            of_activated = product(gradient, last.weight[self.runs])
+            of_hidden = aligned(torch.ops.aten.gelu_backward(of_activated, self.before_activation))
             self._gradients += [of_hidden, gradient]
 
     def write_gradients(self, run: int) -> None:
