@@ -21,7 +21,6 @@ from tercet.objectives.inputs import (
 )
 from tercet.objectives.streaming.tiles import Tile, TiledSimilarity
 
-
 Statistics = tuple[Shaped[Tensor, " anchor"], ...]
 """(similarity, candidate) of the hardest negatives; for -ms cells also (count, total) of the sets N."""
 
@@ -70,7 +69,7 @@ class RunningHardest:
 
     def _of_tile(self, tile: Tile) -> Statistics:
         """The statistics of the rows of a tile, then of its columns."""
-        (best, index), (column_best, column_index) = largest(tile.similarity), largest(tile.similarity.T)
+        (best, index), (column_best, column_index) = largest(tile.similarity, 1), largest(tile.similarity, 0)
         if not tile.is_whole:
             index, column_index = index + tile.captions.start, column_index + tile.images.start
         return torch.cat([best, column_best]), torch.cat([index, column_index])
@@ -86,21 +85,24 @@ SHORT_ROW = 256  # candidates
 
 
 def largest(
-    similarity: Float[Tensor, "anchor candidate"],
+    similarity: Float[Tensor, "image caption"], dim: int
 ) -> tuple[Float[Tensor, " anchor"], Int[Tensor, " anchor"]]:
-    """The largest similarity of every anchor and the lowest index that has it."""
-    candidates = similarity.shape[1]
+    """The largest similarity of every anchor and the lowest index that has it; `dim` is the axis of the candidates."""
+    candidates = similarity.shape[dim]
     if candidates < SHORT_ROW:
-        return tuple(similarity.max(dim=1))
-    # max with indices is not vectorized. Maxima of blocks are: the first block that has the largest is then searched
-    # alone. The last block may overlap the one before, which wins a tie.
-    of_blocks = similarity.unfold(1, BLOCK, BLOCK).amax(dim=2)  # anchor block
-    if candidates % BLOCK:
-        of_blocks = torch.cat([of_blocks, similarity[:, -BLOCK:].amax(dim=1, keepdim=True)], dim=1)
-    best, block = of_blocks.max(dim=1)
+        best, index = similarity.max(dim=dim)
+        return best, index
+    # max with indices is not vectorized. Maxima of blocks are, if the matrix is not read transposed: the first block
+    # that has the largest is then searched alone. The last block may overlap the one before, which wins a tie.
+    in_blocks = candidates - candidates % BLOCK
+    of_blocks = similarity.narrow(dim, 0, in_blocks).unflatten(dim, (-1, BLOCK)).amax(dim=dim + 1)
+    if in_blocks < candidates:
+        of_last = similarity.narrow(dim, candidates - BLOCK, BLOCK).amax(dim=dim, keepdim=True)
+        of_blocks = torch.cat([of_blocks, of_last], dim=dim)
+    best, block = of_blocks.max(dim=dim)
     first = (block * BLOCK).clamp_(max=candidates - BLOCK)
-    columns = first[:, None] + torch.arange(BLOCK, device=first.device)
-    return best, first + similarity.gather(1, columns).argmax(dim=1)
+    within = torch.arange(BLOCK, device=first.device).unsqueeze(1 - dim)
+    return best, first + similarity.gather(dim, first.unsqueeze(dim) + within).argmax(dim=dim)
 
 
 class RunningRelative(RunningHardest):
@@ -122,11 +124,13 @@ class RunningRelative(RunningHardest):
         else:
             # One matrix of terms serves both directions: exp(beta (R - level)) differs from what an anchor needs by a
             # factor. Negatives below the level by more than the exponent's bound are seen by `needs_exact_terms`.
-            level = best.nan_to_num(nan=torch.finfo(best.dtype).min, neginf=torch.finfo(best.dtype).min).amax()
+            level = best.amax().clamp_(min=torch.finfo(best.dtype).min)  # -inf if all pairs of the tile are positive
             terms = (tile.similarity - level).mul_(self.settings.beta).exp_().mul_(in_set)
         # The hardest is not in the set N: the sums leave out its term, which could be much larger than all others.
         of_row, of_column = candidate.split([rows, columns])
-        of_row, of_column = of_row[:, None] - tile.captions.start, of_column[None, :] - tile.images.start
+        if not tile.is_whole:
+            of_row, of_column = of_row - tile.captions.start, of_column - tile.images.start
+        of_row, of_column = of_row[:, None], of_column[None, :]
         own = terms.gather(1, of_row)
         row_total = terms.scatter_(1, of_row, 0.0).sum(dim=1)
         column_total = terms.scatter_(1, of_row, own).scatter_(0, of_column, 0.0).sum(dim=0)
@@ -159,7 +163,7 @@ class RunningRelative(RunningHardest):
         """Whether a term of M- may be below exp(-60), where the dense form bounds it: never for cosines."""
         if self.settings.kind == "gap" or not self._statistics:
             return False
-        return bool(self.settings.beta * (self.similarity.amax() - self.threshold) > MAX_EXPONENT)
+        return self.settings.beta * (self.similarity.amax() - self.threshold).item() > MAX_EXPONENT
 
     def restart(self) -> None:
         """Sum the terms again, now that the hardest negatives are known: `add_exact` bounds each of them."""
