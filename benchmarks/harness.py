@@ -23,13 +23,15 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def seconds_of(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds_of(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def median_seconds(calls: Mapping[Key, Callable[[], object]], turns: int) -> dict[Key, float]:
+def median_seconds(
+    calls: Mapping[Key, Callable[[], object]], turns: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[Key, float]:
     """Return the median seconds of each call over interleaved turns, after one warmup turn.
 
     In a turn every call runs once; the order alternates between turns, since later calls find warm caches.
@@ -38,7 +40,7 @@ def median_seconds(calls: Mapping[Key, Callable[[], object]], turns: int) -> dic
     for turn in range(turns + 1):
         order = list(calls.items())
         for key, call in order if turn % 2 else reversed(order):
-            seconds = seconds_of(call)
+            seconds = seconds_of(call, clock)
             if turn:
                 times[key].append(seconds)
     return {key: statistics.median(values) for key, values in times.items()}

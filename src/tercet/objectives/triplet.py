@@ -61,8 +61,9 @@ class Triplet(RowObjective):
         reach = (similarity + self.margin).fill_diagonal_(-torch.inf)
         violations = (reach - positive[:, None]).relu().sum() + (reach - positive).relu().sum()
         weight = uniform_query_weight(len(similarity), self.reduction)
-        # The derivative of a hinge at NaN is a number: a NaN weight makes the whole gradient NaN.
-        return torch.where(violations.detach().isnan(), torch.nan, weight) * violations
+        # The derivative of a hinge at NaN is a number: a NaN factor makes the whole gradient NaN. `where` of
+        # two numbers has the default dtype: exact for 1, but it would round the weight of a float64 batch.
+        return weight * (torch.where(violations.detach().isnan(), torch.nan, 1.0) * violations)
 
     def stacked_gradient(
         self, similarity: Float[Tensor, "run image caption"], pairs: StackedPairs

@@ -67,12 +67,12 @@ def lin_negative(s_n: Tensor, mu: Tensor | None = None) -> Tensor:
 
 def sig_positive(s_p: Tensor, alpha: float, lam: float, relative: Tensor | None = None) -> Tensor:
     """P+ sig, Eq. 11: 1 / (1 + exp(alpha (S_p - lam))); P+ sig-ms, Eq. 12: M+ in place of the 1."""
-    return 1 / ((1.0 if relative is None else relative) + bounded_exp(alpha * (s_p - lam)))
+    return ((1.0 if relative is None else relative) + bounded_exp(alpha * (s_p - lam))).reciprocal()
 
 
 def sig_negative(s_n: Tensor, beta: float, lam: float, relative: Tensor | None = None) -> Tensor:
     """P- sig, Eq. 11: 1 / (1 + exp(-beta (S_n - lam))); P- sig-ms, Eq. 12: M- in place of the 1."""
-    return 1 / ((1.0 if relative is None else relative) + bounded_exp(-beta * (s_n - lam)))
+    return ((1.0 if relative is None else relative) + bounded_exp(-beta * (s_n - lam))).reciprocal()
 
 
 class RelativeSettings(NamedTuple):
@@ -94,7 +94,7 @@ class OtherPositives:
 
     def __init__(self, pool: Float[Tensor, " pair"], settings: RelativeSettings) -> None:
         """`pool`: similarities of all positive pairs of the batch, ascending; may be padded with +inf."""
-        self.pool, self.settings = pool, settings
+        self.pool, self.settings, self._lowest = pool, settings, pool[0]
         terms = self._term(pool)
         self._sums = torch.nn.functional.pad(terms.cumsum(dim=0), (1, 0))  # [k]: sum of the k smallest
         # A triplet's own term is subtracted from the sum. Terms decrease as R grows (or are gaps), so cancellation is a
@@ -109,7 +109,7 @@ class OtherPositives:
         others = below - includes_own.to(below.dtype)
         own = self._term(s_p)
         subtracted = self._sums[below] - own * includes_own
-        total = torch.where(s_p == self.pool[0], self._without_first[below], subtracted)
+        total = torch.where(s_p == self._lowest, self._without_first[below], subtracted)
         mean = total / others.clamp(min=1)
         # own is S_p - m, or 1 / exp(alpha (S_p - m))
         relative = own - mean if self.settings.kind == "gap" else mean / own
@@ -118,8 +118,8 @@ class OtherPositives:
     def _term(self, s: Tensor) -> Tensor:
         """R - m, or exp(alpha (m - R)): exp(alpha (S_p - R)) divided by the triplet's factor exp(alpha (S_p - m))."""
         if self.settings.kind == "gap":
-            return s - self.pool[0]
-        return bounded_exp(self.settings.alpha * (self.pool[0] - s))
+            return s - self._lowest
+        return bounded_exp(self.settings.alpha * (self._lowest - s))
 
 
 def relative_to_negatives(

@@ -21,6 +21,9 @@ from tercet.objectives.inputs import (
 )
 from tercet.objectives.streaming.tiles import Tile, TiledSimilarity
 
+Statistics = tuple[Shaped[Tensor, " anchor"], ...]
+"""(similarity, candidate) of the hardest negatives; for -ms cells also (count, total) of the sets N."""
+
 
 class RunningHardest:
     """The most similar negative so far of every anchor: images first, then captions, on one axis.
@@ -30,160 +33,166 @@ class RunningHardest:
 
     def __init__(self, tiles: TiledSimilarity) -> None:
         self._images, self._captions = len(tiles.images), len(tiles.captions)
-        self.similarity = tiles.pair_similarity.new_full((self._images + self._captions,), -torch.inf)
-        self.candidate = torch.zeros_like(self.similarity, dtype=torch.long)
+        self._statistics: Statistics = ()
+
+    @property
+    def similarity(self) -> Float[Tensor, " anchor"]:
+        """Of the hardest negative; -inf if an anchor has none."""
+        return self._statistics[0]
+
+    @property
+    def candidate(self) -> Int[Tensor, " anchor"]:
+        return self._statistics[1]
 
     def update(self, tile: Tile) -> None:
-        views = self._views(tile)
+        found = self._of_tile(tile)
         if tile.is_whole:
-            best, index = zip(*(view.largest() for view in views), strict=True)
-            self.similarity, self.candidate = torch.cat(best), torch.cat(index)
+            self._statistics = found
             return
-        for view in views:
-            self._update_hardest(view, *view.largest())
+        if not self._statistics:
+            self._statistics = tuple(values.new_empty(self._images + self._captions) for values in found)
+        rows = len(tile.similarity)
+        captions = slice(self._images + tile.captions.start, self._images + tile.captions.stop)
+        for part, anchors, first_candidate in (
+            (slice(0, rows), tile.images, tile.captions.start),
+            (slice(rows, None), captions, tile.images.start),
+        ):
+            added = tuple(values[part] for values in found)
+            if first_candidate:  # not the first tile of these anchors
+                added = self._merged(tuple(values[anchors] for values in self._statistics), added)
+            for values, new in zip(self._statistics, added, strict=True):
+                values[anchors] = new
 
     def result(self) -> Hardest:
         exists = ~torch.isneginf(self.similarity)
         return Hardest(torch.where(exists, self.similarity, 0.0), self.candidate, exists)
 
-    def _views(self, tile: Tile) -> tuple["AnchorView", "AnchorView"]:
-        captions = slice(self._images + tile.captions.start, self._images + tile.captions.stop)
-        return (
-            AnchorView(tile.similarity, True, tile.images, tile.captions.start),
-            AnchorView(tile.similarity, False, captions, tile.images.start),
-        )
+    def _of_tile(self, tile: Tile) -> Statistics:
+        """The statistics of the rows of a tile, then of its columns."""
+        (best, index), (column_best, column_index) = largest(tile.similarity, 1), largest(tile.similarity, 0)
+        if not tile.is_whole:
+            index, column_index = index + tile.captions.start, column_index + tile.images.start
+        return torch.cat([best, column_best]), torch.cat([index, column_index])
 
-    def _update_hardest(
-        self, view: "AnchorView", best: Float[Tensor, " anchor"], index: Int[Tensor, " anchor"]
-    ) -> None:
-        anchors, first_candidate = view.anchors, view.first_candidate
-        if first_candidate == 0:  # the first tile of these anchors
-            self.similarity[anchors], self.candidate[anchors] = best, index
-            return
-        improved = (best > self.similarity[anchors]) | best.isnan()
-        self.candidate[anchors] = torch.where(improved, index + first_candidate, self.candidate[anchors])
-        self.similarity[anchors] = torch.where(improved, best, self.similarity[anchors])
+    def _merged(self, before: Statistics, added: Statistics) -> Statistics:
+        """The statistics of anchors over the candidates of both."""
+        improved = (added[0] > before[0]) | added[0].isnan()
+        return torch.where(improved, added[0], before[0]), torch.where(improved, added[1], before[1])
 
 
-COLUMN_BLOCK = 32  # rows
-SMALL_TILE = 256  # rows
+BLOCK = 32  # candidates
+SHORT_ROW = 256  # candidates
 
 
-class AnchorView(NamedTuple):
-    """A tile of S as one direction sees it: `anchors` are its rows or its columns."""
-
-    similarity: Float[Tensor, "image caption"]
-    by_row: bool
-    anchors: slice
-    first_candidate: int
-
-    def of(self, matrix: Tensor) -> Tensor:
-        """A matrix of the shape of the tile, with anchors as rows."""
-        return matrix if self.by_row else matrix.T
-
-    def largest(self) -> tuple[Float[Tensor, " anchor"], Int[Tensor, " anchor"]]:
-        """The largest similarity of every anchor and the lowest index that has it."""
-        tile = self.similarity
-        if self.by_row or len(tile) <= SMALL_TILE:
-            return tile.max(dim=1 if self.by_row else 0)
-        # max(dim=0) with indices is not vectorized. Maxima of blocks of rows are: the first block that has the
-        # largest is then searched alone. Rows past the last are repetitions of it, which lose ties to it.
-        best, block = torch.stack([rows.amax(dim=0) for rows in tile.split(COLUMN_BLOCK)]).max(dim=0)
-        row = block * COLUMN_BLOCK + torch.arange(COLUMN_BLOCK, device=tile.device)[:, None]
-        within = tile.gather(0, row.clamp_(max=len(tile) - 1)).T.contiguous().argmax(dim=1)
-        return best, block * COLUMN_BLOCK + within
+def largest(
+    similarity: Float[Tensor, "image caption"], dim: int
+) -> tuple[Float[Tensor, " anchor"], Int[Tensor, " anchor"]]:
+    """The largest similarity of every anchor and the lowest index that has it; `dim` is the axis of the candidates."""
+    candidates = similarity.shape[dim]
+    if candidates < SHORT_ROW:
+        best, index = similarity.max(dim=dim)
+        return best, index
+    # max with indices is not vectorized. Maxima of blocks are, if the matrix is not read transposed: the first block
+    # that has the largest is then searched alone. The last block may overlap the one before, which wins a tie.
+    in_blocks = candidates - candidates % BLOCK
+    of_blocks = similarity.narrow(dim, 0, in_blocks).unflatten(dim, (-1, BLOCK)).amax(dim=dim + 1)
+    if in_blocks < candidates:
+        of_last = similarity.narrow(dim, candidates - BLOCK, BLOCK).amax(dim=dim, keepdim=True)
+        of_blocks = torch.cat([of_blocks, of_last], dim=dim)
+    best, block = of_blocks.max(dim=dim)
+    first = (block * BLOCK).clamp_(max=candidates - BLOCK)
+    within = torch.arange(BLOCK, device=first.device).unsqueeze(1 - dim)
+    return best, first + similarity.gather(dim, first.unsqueeze(dim) + within).argmax(dim=dim)
 
 
 class RunningRelative(RunningHardest):
-    """The hardest negative, and mu- or M- of GOAL over the anchor's other negatives above a threshold."""
+    """The hardest negative, and mu- or M- of GOAL over the anchor's other negatives above a threshold.
+
+    `total` over the set N: of R - threshold (gap), or of exp(beta (R - hardest)) (ratio).
+    """
 
     def __init__(self, tiles: TiledSimilarity, settings: RelativeSettings, threshold: Float[Tensor, ""]) -> None:
         super().__init__(tiles)
         self.settings, self.threshold = settings, threshold
-        self.count = torch.zeros_like(self.similarity)
-        self.total = torch.zeros_like(self.similarity)  # gap: sum of R - threshold; ratio: of exp(beta (R - hardest))
 
-    def update(self, tile: Tile) -> None:
-        views = self._views(tile)
-        largest = [view.largest() for view in views]
-        in_set = (tile.similarity > self.threshold).to(tile.similarity.dtype)
-        lowest = torch.finfo(in_set.dtype).min
-        # One matrix of terms serves both directions: exp(beta (R - level)) differs from what an anchor needs by a
-        # factor. A level above the hardest negative by more than the exponent's bound is seen by `needs_exact_terms`.
-        level = largest[0][0].nan_to_num(nan=lowest, neginf=lowest).amax()
+    def _of_tile(self, tile: Tile) -> Statistics:
+        best, candidate = super()._of_tile(tile)
+        rows, columns = tile.similarity.shape
+        in_set = self._is_in_set(tile.similarity)
         if self.settings.kind == "gap":
-            terms = (tile.similarity - self.threshold).clamp_(min=0)  # 0 for negatives outside the set
+            terms = (tile.similarity - self.threshold).relu_()  # 0 for negatives outside the set
         else:
+            # One matrix of terms serves both directions: exp(beta (R - level)) differs from what an anchor needs by a
+            # factor. Negatives below the level by more than the exponent's bound are seen by `needs_exact_terms`.
+            level = best.amax().clamp_(min=torch.finfo(best.dtype).min)  # -inf if all pairs of the tile are positive
             terms = (tile.similarity - level).mul_(self.settings.beta).exp_().mul_(in_set)
-        for view, (best, index) in zip(views, largest, strict=True):
-            self._add_terms(view, best, index, view.of(terms), view.of(in_set), level)
-
-    def _add_terms(
-        self,
-        view: AnchorView,
-        best: Float[Tensor, " anchor"],
-        index: Int[Tensor, " anchor"],
-        terms: Float[Tensor, "anchor candidate"],
-        in_set: Float[Tensor, "anchor candidate"],
-        level: Float[Tensor, ""],
-    ) -> None:
-        before = self.similarity[view.anchors].clone()
-        self._update_hardest(view, best, index)
-        now = self.similarity[view.anchors]
-        # The hardest so far is not in the set N: if it is in this tile, its term is left out of the sum.
-        is_hardest = best > before
-        own = terms.gather(1, index[:, None])
-        terms.scatter_(1, index[:, None], own.masked_fill(is_hardest[:, None], 0.0))
-        total = terms.sum(dim=1)
-        terms.scatter_(1, index[:, None], own)
-        count = in_set.sum(dim=1) - (is_hardest & (best > self.threshold)).to(total.dtype)
+        # The hardest is not in the set N: the sums leave out its term, which could be much larger than all others.
+        of_row, of_column = candidate.split([rows, columns])
+        if not tile.is_whole:
+            of_row, of_column = of_row - tile.captions.start, of_column - tile.images.start
+        of_row, of_column = of_row[:, None], of_column[None, :]
+        own = terms.gather(1, of_row)
+        row_total = terms.scatter_(1, of_row, 0.0).sum(dim=1)
+        column_total = terms.scatter_(1, of_row, own).scatter_(0, of_column, 0.0).sum(dim=0)
+        total = torch.cat([row_total, column_total])
+        count = torch.cat([in_set.sum(dim=1), in_set.sum(dim=0)]).sub_(self._is_in_set(best))
         if self.settings.kind == "ratio":
-            total *= ((level - now) * self.settings.beta).clamp_(max=MAX_EXPONENT).exp_()
-        if view.first_candidate == 0:
-            self.count[view.anchors], self.total[view.anchors] = count, total
-        else:
-            self._merge(count, total, before, now, view.anchors)
+            total *= ((level - best) * self.settings.beta).clamp_(max=MAX_EXPONENT).exp_()
+        return best, candidate, count, total
 
-    def _merge(self, count: Tensor, total: Tensor, before: Tensor, now: Tensor, anchors: slice) -> None:
-        """Add the sums of this tile; a previous hardest negative that was replaced joins the set N."""
-        replaced = (now > before) & (before > self.threshold)
-        self.count[anchors] += count + replaced
+    def _is_in_set(self, similarity: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+        """1 above the threshold, else 0; several times faster than a comparison to bool and its conversion."""
+        return torch.gt(similarity, self.threshold, out=torch.empty_like(similarity))
+
+    def _merged(self, before: Statistics, added: Statistics) -> Statistics:
+        """The less similar of both hardest negatives joins the set N."""
+        hardest, candidate = super()._merged(before, added)
+        other = torch.minimum(before[0], added[0])
+        joins = self._is_in_set(other)
+        count = before[2] + added[2] + joins
         if self.settings.kind == "gap":
-            self.total[anchors] += total + (before - self.threshold).masked_fill_(~replaced, 0.0)
-        else:
-            level = now.clamp(min=torch.finfo(now.dtype).min)  # -inf for an anchor without a negative
-            decay = (before - level).mul_(self.settings.beta).exp_()
-            self.total[anchors] = (self.total[anchors] + replaced) * decay + total
+            return hardest, candidate, count, before[3] + added[3] + (other - self.threshold).relu_()
+        level = hardest.clamp(min=torch.finfo(hardest.dtype).min)  # -inf for an anchor without a negative
+        of_before, of_added, of_other = (
+            terms * (similarity - level).mul_(self.settings.beta).exp_()
+            for terms, similarity in ((before[3], before[0]), (added[3], added[0]), (joins, other))
+        )
+        return hardest, candidate, count, of_before + of_added + of_other
 
     def needs_exact_terms(self) -> bool:
         """Whether a term of M- may be below exp(-60), where the dense form bounds it: never for cosines."""
-        if self.settings.kind == "gap" or not len(self.similarity):
+        if self.settings.kind == "gap" or not self._statistics:
             return False
-        return bool(self.settings.beta * (self.similarity.amax() - self.threshold) > MAX_EXPONENT)
+        return self.settings.beta * (self.similarity.amax() - self.threshold).item() > MAX_EXPONENT
 
     def restart(self) -> None:
         """Sum the terms again, now that the hardest negatives are known: `add_exact` bounds each of them."""
-        self.count.zero_()
-        self.total.zero_()
+        for sums in self._statistics[2:]:
+            sums.zero_()
 
     def add_exact(self, tile: Tile) -> None:
         """Add the terms of a tile, each bounded as in the dense form."""
-        for view in self._views(tile):
-            similarity, anchors = view.of(tile.similarity), view.anchors
+        captions = slice(self._images + tile.captions.start, self._images + tile.captions.stop)
+        hardest, candidate, count, total = self._statistics
+        for similarity, anchors, first_candidate in (
+            (tile.similarity, tile.images, tile.captions.start),
+            (tile.similarity.T, captions, tile.images.start),
+        ):
             in_set = similarity > self.threshold
-            own = self.candidate[anchors] - view.first_candidate
+            own = candidate[anchors] - first_candidate
             here = (own >= 0) & (own < similarity.shape[1])
             in_set[here.nonzero().flatten(), own[here]] = False
-            gap = self.similarity[anchors, None] - similarity
-            self.total[anchors] += (bounded_exp(-self.settings.beta * gap) * in_set).sum(dim=1)
-            self.count[anchors] += in_set.sum(dim=1)
+            gap = hardest[anchors, None] - similarity
+            total[anchors] += (bounded_exp(-self.settings.beta * gap) * in_set).sum(dim=1)
+            count[anchors] += in_set.sum(dim=1)
 
     def relative(self) -> Float[Tensor, " anchor"]:
         """mu- or M- of each anchor."""
-        mean = self.total / self.count.clamp(min=1)
+        count, total = self._statistics[2:]
+        mean = total / count.clamp(min=1)
         if self.settings.kind == "gap":
-            mean = self.result().similarity - self.threshold - mean
-        return torch.where(self.count > 0, mean, self.settings.empty)
+            mean = self.similarity - self.threshold - mean
+        return torch.where(count > 0, mean, self.settings.empty)
 
 
 class RunningLogSumExp:

@@ -73,7 +73,8 @@ def sparse_product(
     """(sparse matrix of these entries) @ dense, without a temporary of entries x dim."""
     ordered, order = row.sort(stable=True)
     first = torch.searchsorted(ordered, torch.arange(rows, device=row.device))
-    return F.embedding_bag(column[order], dense, first, mode="sum", per_sample_weights=value[order])
+    column, value = column.index_select(0, order), value.index_select(0, order)
+    return F.embedding_bag(column, dense, first, mode="sum", per_sample_weights=value)
 
 
 Ids = tuple[Int[Tensor, " image"], Int[Tensor, " caption"]]
