@@ -114,7 +114,7 @@ def _check_launcher() -> None:
 
 @contextmanager
 def _stopped_without_launcher() -> Iterator[None]:
-    """Under torchrun, stop as on SIGTERM if it is killed: nobody else would, and the run folder would stay locked."""
+    """Under torchrun, stop as on SIGTERM if it is killed: the run would continue on its own, in a locked folder."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
         return
