@@ -186,6 +186,30 @@ def test_features_are_checked_when_they_are_read(tmp_path, capsys):
     assert not list((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
 
 
+@pytest.mark.parametrize("to", ["precomp", "parquet"])
+def test_every_file_of_a_converted_dataset_is_checked(tmp_path, capsys, to):
+    out = tmp_path / "out"
+    main(["data", "convert", "scenes:9", str(out), "--to", to])
+    for file in sorted(out.iterdir()):
+        flip_bit(file)
+        assert f"{file.name} is missing or was changed" in one_line(capsys, "data", "inspect", out)
+        if to == "parquet" and file.suffix == ".parquet":
+            assert f"{file.name} is missing or was changed" in one_line(capsys, "data", "inspect", file)
+        assert "was changed" in one_line(capsys, "data", "convert", "scenes:9", out, "--to", to)
+        flip_bit(file)
+    main(["data", "inspect", str(out)])
+
+
+def test_a_converted_dataset_that_was_edited_is_read_without_its_manifest(tmp_path):
+    main(["data", "convert", "scenes:9", str(tmp_path / "out")])
+    captions = tmp_path / "out" / "train_caps.txt"
+    captions.write_text(captions.read_text().replace("a", "e"))
+    with pytest.raises(ValueError, match=r"train_caps\.txt is missing or was changed.*remove converted\.json if the"):
+        open_data(tmp_path / "out")
+    (tmp_path / "out" / "converted.json").unlink()
+    open_data(tmp_path / "out")
+
+
 def test_a_negative_shape_is_one_line(tmp_path, capsys):
     np.save(tmp_path / "train_ims.npy", np.zeros((4, 8), dtype=np.float32))
     (tmp_path / "train_caps.txt").write_text("a dog\n" * 4)
