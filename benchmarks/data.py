@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from harness import make_parser, median_seconds, page_header, write_page
 
+from tercet.console import RunProgress
 from tercet.data.collate import Collator
 from tercet.data.dataset import paired
 from tercet.data.formats import open_data
@@ -29,7 +30,6 @@ from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
 from tercet.objectives import objective
-from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop, StepWork
 

@@ -1,6 +1,6 @@
 """How many files of the package must be read to follow one training step, or one `tercet compare` of a CSV.
 
-python benchmarks/files_entered.py            # counts, with the names
+python benchmarks/files_entered.py            # counts; --names lists the files
 PYTHONPATH=/path/to/another/src python benchmarks/files_entered.py
 
 A file counts when one of its functions is called. The step is a warm one (heads, nt-xent, batches of 128, samples are

@@ -34,6 +34,7 @@ from torch import Tensor
 
 import tercet
 from tercet.analysis.cocos import cocos
+from tercet.console import RunProgress
 from tercet.data.dataset import PairedData
 from tercet.data.feature_array import FeatureArray
 from tercet.data.hard_negatives import MinedTable, open_mined
@@ -43,7 +44,6 @@ from tercet.data.text.vocabulary import build_vocabulary
 from tercet.mining.mine import MiningConfig, mine
 from tercet.models import build
 from tercet.objectives.aoq import AOQ
-from tercet.progress import RunProgress
 from tercet.training.aoq_step import MinedMembers
 from tercet.training.mine_run import cached_scorer
 from tercet.training.settings import train_settings

@@ -22,13 +22,13 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset
 
 import tercet
+from tercet.console import RunProgress
 from tercet.data.dataset import PairedData
 from tercet.data.feature_array import FeatureArray
 from tercet.data.scenes import scenes
 from tercet.data.text.tokenized import tokenize_captions
 from tercet.data.text.vocabulary import build_vocabulary
 from tercet.models import build
-from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop, StepWork
 

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "tercet"
 
 BASE = {
-    *("types", "interfaces", "storage", "names", "plugins", "in_memory", "terminal", "progress", "interrupt"),
+    *("types", "interfaces", "storage", "names", "plugins", "in_memory", "console", "interrupt"),
     *("single_backward", "hub"),
 }
 LIBRARY = BASE | {"data", "similarity", "objectives", "evaluation", "models", "inference", "legacy", "analysis"}
@@ -20,8 +20,7 @@ MAY_IMPORT = {
     "interfaces": {"types"},
     "storage": set(),
     "names": set(),
-    "terminal": set(),
-    "progress": {"terminal"},
+    "console": set(),
     "interrupt": set(),
     "single_backward": set(),
     "hub": set(),

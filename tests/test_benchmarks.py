@@ -82,6 +82,7 @@ def test_the_attention_benchmark_runs(tmp_path, monkeypatch):
     assert page.read_text().count("| BFAN equal | 8 |") == 2  # times and memory
 
 
+@pytest.mark.slow
 def test_mining_equals_faiss(tmp_path, capsys):
     """The benchmark stops if lists differ; these sets are small enough to check all lists of both directions."""
     import mining as bench
@@ -104,6 +105,7 @@ def test_the_phases_of_a_second_round_run(tmp_path):
     assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 def test_a_second_round_starts_from_a_first_one(tmp_path):
     """After a first round on the same data fewer hinges of members are active and fewer items have a gradient."""
     import second_round as bench
@@ -160,7 +162,17 @@ def test_the_files_of_a_training_step_are_counted():
     files = bench.files_of_a_step()
     assert {"training/step.py", "objectives/nt_xent.py", "models/heads.py"} <= files
     assert not {file for file in files if file.startswith(("data/", "evaluation/", "cli/"))}
-    assert len(files) <= 16, f"one step enters {len(files)} files: {sorted(files)}"
+    assert len(files) <= 12, f"one step enters {len(files)} files: {sorted(files)}"
+
+
+@pytest.mark.slow
+def test_the_files_of_a_comparison_are_counted(tmp_path):
+    """In all of its processes."""
+    import files_entered as bench
+
+    files = bench.files_of_a_comparison(tmp_path)
+    assert {"data/formats/csv_tsv.py", "training/train.py", "comparison/report/report_page.py"} <= files
+    assert len(files) <= 60, f"a comparison enters {len(files)} files: {sorted(files)}"
 
 
 def test_two_trees_run_the_same_work():

@@ -228,6 +228,7 @@ def test_ctrl_c_while_a_run_is_started_is_not_lost(tmp_path):
     assert "rsum" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_that_nothing_is_lost(tmp_path):
     command = ("compare", "scenes:200", "--no-tune", "--epochs", "200", "--objectives", "nt-xent", "triplet")
     interrupted = process(*command, cwd=tmp_path)

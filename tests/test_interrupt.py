@@ -13,13 +13,13 @@ import pytest
 from tercet import interrupt, storage
 from tercet.comparison.executors.local import LocalExecutor
 from tercet.comparison.live_table import LiveTable
+from tercet.console import RunProgress
 from tercet.data import open_data
 from tercet.data.dataset import select_splits
 from tercet.data.encoders import extract as extraction
 from tercet.data.encoders.registry import BagOfWords
 from tercet.interrupt import Interrupt, Stopped, exit_code, stop_on_signals
 from tercet.mining.mine import MiningConfig, mine
-from tercet.progress import RunProgress
 from tercet.similarity import SplitScorer
 from tests.commands import tercet
 from tests.mining.test_mine import MODEL as MINING_MODEL

@@ -29,7 +29,7 @@ def test_the_notebook_has_its_outputs():
 
 
 PROGRESS = """
-from tercet.progress import ConsoleProgress
+from tercet.console import ConsoleProgress
 with ConsoleProgress() as progress:
     bar = progress.bar("encoding <b>", 3)
     for _ in range(3):

@@ -28,7 +28,7 @@ from tercet.interfaces import CaptionBatchSize, RetrievalModel, SystemSpec, Torc
 from tercet.models import system_of
 from tercet.models.convert.state_dicts import EXTRA_WORDS, original_model
 from tercet.models.parts.backbone import image_size_of, max_positions
-from tercet.models.sized_build import Shapes, build_for_weights, stored_shapes
+from tercet.models.registry import Shapes, build_for_weights, stored_shapes
 from tercet.plugins import check_trusted, is_file_name, source_checksum
 from tercet.similarity import concat_padded
 from tercet.storage import (

@@ -34,13 +34,10 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
+        self.requested = False
         self.number: int | None = None
         self._time = 0.0
         self._previous_handlers: dict[int, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        return self.number is not None
 
     def stop(self) -> None:
         """Raise `Stopped`. Call it when everything is saved."""
@@ -58,7 +55,7 @@ class Interrupt:
         if self.requested and now - self._time >= SECONDS_BETWEEN_SIGNALS:
             raise Stopped(number)
         if not self.requested:
-            self.number, self._time = number, now
+            self.requested, self.number, self._time = True, number, now
 
 
 @contextmanager

@@ -13,7 +13,12 @@ from tercet.analysis.integrability import (
 )
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 
-CELLS = [(f"{T}/{P}", reading) for reading in ("paper", "code") for P in PAIR_WEIGHTS for T in TRIPLET_WEIGHTS]
+CELLS = [
+    pytest.param(f"{T}/{P}", reading, marks=pytest.mark.slow if reading == "code" else ())
+    for reading in ("paper", "code")
+    for P in PAIR_WEIGHTS
+    for T in TRIPLET_WEIGHTS
+]
 
 
 @pytest.mark.parametrize(("cell", "reading"), CELLS)

@@ -48,6 +48,7 @@ def test_figures_come_as_png_and_svg(comparison):
     assert {file.stem for file in (comparison.folder / "figures").glob("*.svg")} == names
 
 
+@pytest.mark.slow
 def test_the_same_bytes_twice(comparison):
     before = {file: file.read_bytes() for file in comparison.folder.rglob("*") if file.is_file()}
     again = tercet.compare(objectives=("nt-xent", "smooth-ap", "triplet"), runs=comparison.settings.runs, **SMALL)

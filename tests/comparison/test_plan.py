@@ -2,7 +2,7 @@
 
 from tercet.comparison.plan import common_settings, make_variants, plan_run, prepare_all
 from tercet.comparison.settings import make_settings
-from tercet.progress import RunProgress
+from tercet.console import RunProgress
 from tercet.training.prepare import resolve
 from tercet.training.runtime import select_device
 from tercet.training.train import Loop

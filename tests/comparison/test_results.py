@@ -6,10 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tercet.comparison.cautions import Caution, cautions
-from tercet.comparison.methods import methods
+from tercet.comparison.family import Looks
 from tercet.comparison.results import Failure, Results, significance_of
-from tercet.comparison.summary import Looks, fairness_note, next_step, power_note, statement, verdict
+from tercet.comparison.summary import (
+    Caution,
+    cautions,
+    fairness_note,
+    methods,
+    next_step,
+    power_note,
+    statement,
+    verdict,
+)
 from tercet.comparison.tuning import Search
 from tests.comparison.written_results import make_results
 

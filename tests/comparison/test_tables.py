@@ -20,7 +20,7 @@ from tercet.comparison.results import (
     significance_of,
 )
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table
 from tests.comparison.written_results import make_results, ranks_of, write_run
 
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, features
 
+from tercet.console import Bar
 from tercet.data.formats import FORMATS, open_data
 from tercet.data.image_io import ImageBytes, ImageFile, as_rgb, content_checksum, open_image
-from tercet.progress import Bar
 from tests.data.small_datasets import (
     PLAIN,
     WRITERS,

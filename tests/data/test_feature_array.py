@@ -25,6 +25,7 @@ def sparse_file(tmp_path):
     return file
 
 
+@pytest.mark.slow
 def test_eight_gigabytes_open_in_little_memory_and_a_batch_reads_only_its_rows(sparse_file):
     """In a separate process, so that the memory of other tests does not count."""
     assert sparse_file.stat().st_size > 7.9e9

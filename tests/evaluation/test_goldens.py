@@ -213,7 +213,9 @@ def real_case(notes):
     return torch.from_numpy(x), torch.from_numpy(y), notes["real_ids"]["results"]
 
 
-@pytest.mark.parametrize(("protocol", "prefix"), [("eccv-caption", "eccv"), ("cxc", "cxc")])
+@pytest.mark.parametrize(
+    ("protocol", "prefix"), [("eccv-caption", "eccv"), pytest.param("cxc", "cxc", marks=pytest.mark.slow)]
+)
 def test_protocols_on_the_real_ids(protocol, prefix):
     x, y, expected = real_case(golden("eccv_caption")[1])
     published = coco_test()

@@ -19,6 +19,7 @@ from tercet.evaluation.blocked_similarity import equal_rows
 from tercet.evaluation.metrics import cross_ranks, direction_metrics
 from tercet.evaluation.rank_counts import Axis, Thresholds, count_on_device, count_tile
 from tercet.evaluation.ranks import concat_ranks, rank_annotations
+from tests.examples import others_slow
 
 
 def slow_ranks(similarity, mask):
@@ -98,7 +99,7 @@ def test_counting_on_a_device_equals_counting_in_strips(strict):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", others_slow(range(60), 15))
 def test_planted_duplicates_tie_exactly(seed):
     """Odd sizes and widths, where equal rows of a product differ in the last bit; duplicates are in other tiles."""
     random = np.random.default_rng(seed)
@@ -234,3 +235,12 @@ def resident(key):
     return int(
         next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)).split()[1]
     )
+
+
+def test_shares_of_negatives_ahead():
+    """Two images with two captions and one: image 0 has one negative caption, image 1 two."""
+    similarity = torch.tensor([[0.9, 0.1, 0.5], [0.3, 0.6, 0.4]])
+    ranks = rank_positives(tiles_of_matrix(similarity), Positives.of_owners(torch.tensor([0, 0, 1])))
+    i2t, t2i = ranks.table().shares_ahead()
+    assert i2t == pytest.approx((0 + 1 + 1 / 2) / 3)  # caption 1 is behind caption 2; caption 2 is behind caption 1
+    assert t2i == pytest.approx((0 + 1 + 1) / 3)

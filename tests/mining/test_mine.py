@@ -171,6 +171,7 @@ def _mine_slowly(folder, pause):
     )
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_writes_the_identical_table(tmp_path):
     """Killed by SIGKILL, each time after another block of images is saved."""
     uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"

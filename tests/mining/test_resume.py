@@ -13,6 +13,7 @@ from tercet.models import build
 from tercet.similarity import SplitScorer, dot_product_scorer
 from tercet.training.mine_run import cached_scorer
 from tests.checksums import flip_bit
+from tests.examples import others_slow
 from tests.mining.test_mine import MODEL, scorer_of, world
 
 
@@ -20,7 +21,7 @@ def truncate(file, size):
     file.write_bytes(file.read_bytes()[:size])
 
 
-@pytest.mark.parametrize("size", [0, 7, 100, -1])
+@pytest.mark.parametrize("size", others_slow([100, 0, 7, -1], 1))
 @pytest.mark.parametrize("name", ["i2t", "i2t_similarity", "t2i"])
 @pytest.mark.parametrize("shortlisted", [False, True])
 def test_an_unfinished_table_with_a_damaged_list_is_mined_again(tmp_path, name, size, shortlisted, monkeypatch):
@@ -134,7 +135,7 @@ def interrupted_table(w, target, shortlist, calls_before_stop):
     return split_scorer
 
 
-@pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.7, 0.98])
+@pytest.mark.parametrize("place", others_slow([0.5, 0.02, 0.3, 0.7, 0.98], 1))
 @pytest.mark.parametrize("name", ["progress", "i2t.npy", "i2t_similarity.npy", "t2i.npy", "t2i_similarity.npy"])
 @pytest.mark.parametrize("shortlisted", [False, True])
 def test_one_bit_of_an_unfinished_table_does_not_change_the_finished_one(

@@ -156,6 +156,7 @@ def test_fine_tuned_on_images_and_loaded_again(folder, objective, trained, tmp_p
     assert model.preprocessor.pixels.side == 32
 
 
+@pytest.mark.slow
 def test_it_overfits_32_scenes_and_its_scale_grows(folder):
     split = scenes("train", 32).as_split("global")
     from tercet.data.image_io import ImageFiles

@@ -192,6 +192,7 @@ def test_matching_loss_is_the_mean_over_the_combinations_that_exist():
     torch.testing.assert_close(model.matching_loss(tokens, states, LENGTHS, negatives), torch.stack(losses).mean())
 
 
+@pytest.mark.slow
 def test_every_parameter_is_trained_and_it_overfits_four_pairs():
     model, positives = make().train(), same_ids(0, 1, 2, 3)
     objective = tercet.objective("nt-xent", temperature=1.0)

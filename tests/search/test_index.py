@@ -87,6 +87,7 @@ def _update_slowly(folder):
     update_index(folder / "index", images_in_folder(folder / "photos"), Embedder(pause=0.05), MODEL)
 
 
+@pytest.mark.slow
 def test_a_killed_update_resumes_and_embeds_nothing_twice(tmp_path):
     draw(tmp_path / "photos", [f"p{n:03d}" for n in range(10 * EMBED_BATCH_SIZE)])
     spawn, cache = multiprocessing.get_context("spawn"), tmp_path / "index" / "unfinished"

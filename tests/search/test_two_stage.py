@@ -15,10 +15,11 @@ from tercet.search.two_stage import (
     encode_queries,
     rerank_similarity,
 )
+from tests.examples import others_slow
 from tests.search.small_indexes import SCENES, model, shared_index
 
 TEXTS = ["a red square", "two things on snow , a blue ring", "a small star over a big dark cross"]
-SYSTEMS = ["scan", "scan-i2t", "bfan", "xvlm"]
+SYSTEMS = others_slow(["scan", "xvlm", "scan-i2t", "bfan"], 2)
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

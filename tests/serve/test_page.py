@@ -166,6 +166,7 @@ def test_compare_and_jump_to_a_difference(browser, address, width):
         until(page, "(q) => document.getElementById('compare-status').textContent.includes(q)", query)
 
 
+@pytest.mark.slow
 def test_runs_live(browser, address, folder):
     with visiting(browser, address, "#runs") as page:
         page.wait_for_selector("#comparisons table")
@@ -297,6 +298,7 @@ def test_the_search_box_works_before_any_script_is_loaded(browser, address):
     context.close()
 
 
+@pytest.mark.slow
 def test_a_query_sent_before_the_models_are_loaded_is_answered_later(browser, folder):
     with serving(folder / "regions", "--runs", folder / "runs", wait=False) as (address, _):
         context = browser.new_context()
@@ -308,6 +310,7 @@ def test_a_query_sent_before_the_models_are_loaded_is_answered_later(browser, fo
         context.close()
 
 
+@pytest.mark.slow
 def test_dark_and_light(browser, address):
     colours = []
     for scheme in ("light", "dark"):

@@ -314,6 +314,7 @@ def test_a_token_is_required(folder, token):
         assert get(address, "/api/about", headers={"Cookie": cookie})[0] == 200
 
 
+@pytest.mark.slow
 def test_the_page_does_not_wait_for_models_uploads_may_end_early_and_shutdown_is_graceful(folder):
     with serving(folder / "first", wait=False) as (address, process):
         assert get(address, "/")[0] == 200  # no model is loaded yet

@@ -3,9 +3,9 @@
 import torch
 
 import tercet
+from tercet.console import RunProgress
 from tercet.data import paired
 from tercet.data.scenes import scenes
-from tercet.progress import RunProgress
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop
 

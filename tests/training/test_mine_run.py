@@ -28,6 +28,7 @@ def mined(run, table, **filters):
     return mine_table(MineSettings(run, SMALL["data"], table, top_captions=40, top_images=8, **filters))
 
 
+@pytest.mark.slow
 def test_lists_left_empty_by_filters_are_kept_from_the_previous_table(tmp_path, first_run, monkeypatch):
     mined(first_run, tmp_path / "table", filter_margin=0.0)
     given = AGAIN | {"mined": str(tmp_path / "table")}

@@ -36,6 +36,7 @@ def train(folder, count, more):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "count"),
     [

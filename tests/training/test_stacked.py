@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 import tercet
 from tercet import runs
+from tercet.console import RunProgress
 from tercet.objectives import OBJECTIVES
 from tercet.objectives.aoq import AOQ
-from tercet.progress import RunProgress
 from tercet.training.prepare import prepare_data
 from tercet.training.settings import train_settings
 from tercet.training.stacked import stack_key, train_stack
@@ -189,6 +189,7 @@ def test_what_a_stack_does_not_support_is_trained_alone(tmp_path):
         assert stack_key(settings, prepare_data(settings)) is None, data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(12, marks=pytest.mark.slow)])
 def test_a_killed_stack_resumes_with_the_same_bits(tmp_path, kills):
     """SIGKILL at a moment when some runs of the stack have saved a checkpoint and others may not have."""

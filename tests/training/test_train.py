@@ -186,6 +186,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(tmp_path, monkeypatch):
     assert_same_run(only_run(disk), only_run(tmp_path / "uninterrupted"))
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_to_the_same_run(tmp_path):
     other = start(tmp_path)
     while other.poll() is None and not list(tmp_path.glob("*/.lock")):

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tercet.console import ConsoleProgress, print_lines, printable, terminal_console
 from tercet.data.dataset import DataSet, limit_captions, select_splits, without_bad_features
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
@@ -18,8 +19,6 @@ from tercet.data.formats.precomp import write_precomp
 from tercet.data.inspect import DatasetSummary, summarise
 from tercet.data.settings import Convert, Features, Inspect
 from tercet.data.textio import ErrorPolicy
-from tercet.progress import ConsoleProgress
-from tercet.terminal import print_lines, printable, terminal_console
 
 MAX_LISTED = 10  # errors that are printed; the rest are counted
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _stop(code: int, reason: str) -> NoReturn:
-    from tercet.terminal import print_lines
+    from tercet.console import print_lines
 
     print_lines(reason, to_stderr=True)
     sys.exit(code)
@@ -85,7 +85,7 @@ def _attribute(path: str) -> Any:
 
 def _compare(settings: Any) -> None:
     from tercet.comparison.compare import run_comparison
-    from tercet.terminal import print_lines, terminal_console
+    from tercet.console import print_lines, terminal_console
 
     if settings.from_files:
         from tercet.comparison.from_files import compare_files
@@ -110,7 +110,7 @@ def _train(settings: Any) -> None:
 
 def _evaluate(settings: Any) -> None:
     from tercet.cli.metrics_table import print_evaluation
-    from tercet.terminal import terminal_console
+    from tercet.console import terminal_console
     from tercet.training.evaluate_run import evaluate_models
 
     print_evaluation(evaluate_models(settings), terminal_console(), legacy=settings.explain_legacy)
@@ -124,7 +124,7 @@ def _mine(settings: Any) -> None:
 
 def _analyse(settings: Any) -> None:
     from tercet.analysis.reports.analyse import analyse
-    from tercet.terminal import print_lines, terminal_console
+    from tercet.console import print_lines, terminal_console
 
     for file in analyse(settings, terminal_console()):
         print_lines(str(file))
@@ -132,7 +132,7 @@ def _analyse(settings: Any) -> None:
 
 def _doctor(settings: Any) -> None:
     from tercet.analysis.reports.doctor_report import print_report, run_doctor
-    from tercet.terminal import print_lines, terminal_console
+    from tercet.console import print_lines, terminal_console
 
     report, page = run_doctor(settings)
     print_report(report, terminal_console())
@@ -157,20 +157,20 @@ def _features(settings: Any) -> None:
 
 def _index(settings: Any) -> None:
     from tercet.cli.search import index
-    from tercet.terminal import terminal_console
+    from tercet.console import terminal_console
 
     index(settings, terminal_console())
 
 
 def _search(settings: Any) -> None:
     from tercet.cli.search import search
-    from tercet.terminal import terminal_console
+    from tercet.console import terminal_console
 
     search(settings, terminal_console())
 
 
 def _serve(settings: Any) -> None:
-    from tercet.terminal import terminal_console
+    from tercet.console import terminal_console
 
     try:
         from tercet.serve.server import serve
@@ -182,7 +182,7 @@ def _serve(settings: Any) -> None:
 
 def _list(settings: Any) -> None:
     from tercet.cli.list import print_list
-    from tercet.terminal import terminal_console
+    from tercet.console import terminal_console
 
     print_list(settings, terminal_console())
 
@@ -198,8 +198,8 @@ def _completion(settings: Any) -> None:
 
 
 def _import(settings: Any) -> None:
+    from tercet.console import print_lines
     from tercet.inference import load_original
-    from tercet.terminal import print_lines
 
     model = load_original(settings.system, settings.file, vocabulary=settings.vocabulary, tokenizer=settings.tokenizer)
     model.save(settings.target)

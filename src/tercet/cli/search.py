@@ -7,16 +7,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tercet.console import ConsoleProgress, printable
 from tercet.data.formats import FORMATS, open_data
 from tercet.data.image_io import SUFFIXES
 from tercet.inference import checksum_of_weights, load
-from tercet.progress import ConsoleProgress
 from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
 from tercet.search.metadata import images_in_dataset, images_in_folder
 from tercet.search.searcher import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
 from tercet.search.two_stage import check_indexable, encode_for_index
-from tercet.terminal import printable
 
 MAX_PRINTED_ERRORS = 5  # unreadable.txt lists all
 

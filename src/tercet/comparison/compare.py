@@ -9,11 +9,9 @@ import torch
 from rich.console import Console
 
 from tercet import runs
-from tercet.comparison.cautions import Caution, cautions
 from tercet.comparison.executors import ENTRY_POINTS, EXECUTORS, Executor
-from tercet.comparison.family import Significance, pairs_table, with_marks
+from tercet.comparison.family import Looks, Significance, pairs_table, with_marks
 from tercet.comparison.live_table import LiveTable, TrialsTable
-from tercet.comparison.methods import methods
 from tercet.comparison.plan import (
     PlannedRun,
     PreparedDatasets,
@@ -40,8 +38,9 @@ from tercet.comparison.results import (
     significance_of,
 )
 from tercet.comparison.settings import CompareSettings, make_settings
-from tercet.comparison.summary import Looks, fairness_note, next_step, verdict
+from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, verdict
 from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
+from tercet.console import ConsoleProgress, progress_console, terminal_console
 from tercet.data.dataset import PairedData
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
@@ -49,10 +48,8 @@ from tercet.inference import load
 from tercet.names import is_in_memory, short_name, suggest
 from tercet.objectives.registry import spec_of
 from tercet.plugins import find
-from tercet.progress import ConsoleProgress, progress_console
+from tercet.reporting.output_formats import Table
 from tercet.reporting.svg_figure import Figure
-from tercet.reporting.table_formats import Table
-from tercet.terminal import terminal_console
 from tercet.training.eval_loop import EmbeddedSplit, encode_split, tiles_of
 from tercet.training.evaluate_run import coco_ids
 from tercet.training.prepare import name_data, run_id_of
@@ -118,13 +115,13 @@ class Comparison:
             console.print(lines, highlight=False, markup=False, soft_wrap=True)
 
     def _repr_html_(self) -> str:
-        from tercet.reporting.notebook import tables_html
+        from tercet.reporting.output_formats import tables_html
 
         return tables_html(self.tables(), self.verdict, "save() writes the tables, figures and an HTML report")
 
     def to_pandas(self) -> Any:
         """A DataFrame of all runs: objective, model, seed, training budget and cost, and every metric."""
-        from tercet.reporting.notebook import data_frame
+        from tercet.reporting.output_formats import data_frame
 
         return data_frame(run_records(self.results, list(self.significance.order)))
 
@@ -254,7 +251,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
     check_mined_tables(base_plans.values(), prepared_datasets)
     make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
-    not_tuned = check_tuning(settings, prepared_datasets)
+    not_tuned = "--no-tune" if settings.no_tune else check_tuning(settings, prepared_datasets)
     plans: dict[str, PlannedRun] = base_plans
     tuned: dict[str, list[Search]] = {}
     failures: list[Failure] = []
@@ -280,7 +277,8 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     identity = {**_identity(settings), "runs": [_run_id(plan, prepared_datasets) for plan in all_plans]}
     embedded = EmbeddedRuns(variants, prepared_datasets)
     protocols = evaluate_under_protocols(results, embedded, settings, console)
-    fairness = " ".join(filter(None, (_fairness(results, not_tuned), tuning_note(tuned), _sweep_note(settings))))
+    notes = (_fairness(results, not_tuned), tuning_note(tuned) if tuned else "", _sweep_note(settings))
+    fairness = " ".join(filter(None, notes))
     models = list(dict.fromkeys(variant.model for variant in variants))
     data = short_name(settings.data) if is_in_memory(settings.data) else Path(settings.data).name
     folder_name = next(iter(prepared_datasets.values())).name

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
-from tercet.evaluation.significance import LEVEL, PairedComparison, compare_all, holm
+from tercet.evaluation.significance import LEVEL, MAX_ADDED_DF, WILD_QUANTILE, PairedComparison, compare_all, holm
 from tercet.names import suggest
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table
 
 Values = dict[str, Float[np.ndarray, "seed image"]]
 
@@ -72,7 +72,7 @@ class Significance:
         return f"Significance({len(self.order)} variants, {differ} of {len(self.pairs)} pairs differ; best: {best})"
 
     def _repr_html_(self) -> str:
-        from tercet.reporting.notebook import tables_html
+        from tercet.reporting.output_formats import tables_html
 
         return tables_html([self.table(), pairs_table(self)])
 
@@ -183,6 +183,16 @@ class Significance:
             "rope": self.rope,
             "share": self.share,
         }
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Numbers of seeds at which `--until-decided` tests, and what the runs so far took."""
+
+    planned: Sequence[int]
+    reached: int
+    runs: int
+    seconds: float
 
 
 class Marks(NamedTuple):
@@ -362,6 +372,42 @@ def pair_document(pair: Pair, level: float) -> dict[str, Any]:
         "detectable": test.detectable(level),
         "seeds_needed": test.seeds_needed(level),
     }
+
+
+def methods_of_tests(significance: Significance, looks: Looks | None = None) -> list[str]:
+    """Sentences on the tests."""
+    tests = len(significance.pairs)
+    if significance.one_seed:
+        return [
+            "With one seed, differences were tested by a two-sided paired t-test over images, an image with all its "
+            f"captions being one observation, Holm-corrected (Holm, 1979) for {tests} comparisons: they apply to these "
+            "trained weights only."
+        ]
+    pairs = "all pairs" if significance.baseline is None else f"the differences to the baseline {significance.baseline}"
+    sentences = [
+        "Differences were tested two-sided over seeds and images as crossed random effects, an image with all its "
+        "captions being one observation: Howe's interval (Howe, 1974) combines the variance between seeds and the "
+        "variance between images, each with its own t quantile."
+    ]
+    if len(significance.order) > 2:
+        apart = significance.unpooled
+        sentences.append(
+            "The variance between seeds of a pair was moderated by that of the other objectives, with at most "
+            f"{MAX_ADDED_DF} added degrees of freedom; objectives beyond the {WILD_QUANTILE} quantile of F against the "
+            f"others ({', '.join(apart) if apart else 'there were none'}) were neither pooled nor moderated."
+        )
+    sentences.append(
+        f"p-values of {pairs} were corrected by Holm's method (Holm, 1979) for {tests} comparison"
+        f"{'' if tests == 1 else 's'} at a family-wise error rate of {LEVEL}; 95 % intervals are simultaneous."
+    )
+    if looks is not None:
+        sentences.append(
+            f"Tests were planned at {', '.join(map(str, looks.planned))} seeds, each with an equal share of the error "
+            f"rate, until the question was decided; training stopped at {looks.reached} seeds."
+        )
+    if significance.rope is not None:
+        sentences.append(f"Objectives with an interval within {significance.rope:g} points count as equivalent.")
+    return sentences
 
 
 def format_p(p: float) -> str:

@@ -22,8 +22,7 @@ from jaxtyping import Float
 from rich.console import Console
 
 from tercet import runs
-from tercet.comparison.family import Significance, Values, check_values, compare_family, pairs_table
-from tercet.comparison.methods import methods_of_tests
+from tercet.comparison.family import Significance, Values, check_values, compare_family, methods_of_tests, pairs_table
 from tercet.comparison.settings import CompareSettings
 from tercet.comparison.summary import statement
 from tercet.evaluation import RankTable

@@ -16,7 +16,7 @@ from rich.text import Text
 from tercet.comparison.plan import PlannedRun
 from tercet.comparison.results import Failure, Results, Run, read_run, recalls_table
 from tercet.comparison.tuning import best_validation
-from tercet.progress import NO_BAR, SECONDS_BETWEEN_FRAMES, NotebookBar, bar_columns, is_notebook
+from tercet.console import NO_BAR, SECONDS_BETWEEN_FRAMES, NotebookBar, bar_columns, is_notebook
 
 
 class LiveTable:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tercet import runs
 from tercet.comparison.settings import CompareSettings
+from tercet.console import ConsoleProgress
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.formats import open_data
@@ -24,7 +25,6 @@ from tercet.objectives.aoq import AOQ
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.objectives.registry import OBJECTIVES
 from tercet.plugins import is_file_name
-from tercet.progress import ConsoleProgress
 from tercet.training.mine_run import filters_of_table
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.settings import (

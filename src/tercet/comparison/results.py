@@ -17,7 +17,7 @@ from tercet.comparison.plan import Variant
 from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions, largest_value
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table
 
 
 @dataclass(frozen=True, repr=False)

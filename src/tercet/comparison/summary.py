@@ -1,22 +1,29 @@
-"""The verdict of a comparison as a paragraph: what to use, how sure that is, what it costs, and what would change it.
+"""A comparison in words: what to use, how sure that is, what speaks against it, and how it was done.
 
-It states what the tests show, and no more: rows whose training was too short, too long or failed carry no claim, and
-one seed supports statements about these very weights only.
+The verdict states what the tests show, and no more. A row whose training was too short, too long or failed carries no
+claim: the measurements and thresholds are those of `tercet doctor` that need no model, only the record of a run. One
+seed supports statements about these very weights only. `methods` is a paragraph for the methods section of a paper.
 """
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
+from typing import Any, Literal
 
 from tercet import runs
-from tercet.comparison.cautions import Caution, Kind
-from tercet.comparison.family import Pair, Significance
-from tercet.comparison.results import Results
+from tercet.analysis.diagnostics.measurements import CHANCE_LEVEL, rise_and_fall
+from tercet.analysis.diagnostics.rules import RULES
+from tercet.comparison.family import Looks, Pair, Significance, methods_of_tests
+from tercet.comparison.results import Results, Run
+from tercet.comparison.tuning import Search
 from tercet.evaluation.metrics import largest_value
 from tercet.evaluation.significance import LEVEL, MAX_SEEDS, POWER
 
+THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
+Kind = Literal["rising", "over-fitted", "at chance level", "rate at the end"]
 MAX_NAMES = 6  # variants listed in a sentence; the rest is counted
 NO_CLAIM: dict[Kind, str] = {
     "rising": "validation was still rising when training ended: more --epochs",
@@ -26,13 +33,18 @@ NO_CLAIM: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Looks:
-    """Numbers of seeds at which `--until-decided` tests, and what the runs so far took."""
+class Caution:
+    """About one variant."""
 
-    planned: Sequence[int]
-    reached: int
-    runs: int
-    seconds: float
+    name: str
+    kind: Kind
+    measured: str
+    """With numbers, for the sentence "NAME (measured)"."""
+
+    @property
+    def voids(self) -> bool:
+        """The row carries no claim: with another number of epochs it might be elsewhere in the table."""
+        return self.kind != "rate at the end"
 
 
 def verdict(
@@ -157,6 +169,67 @@ def fairness_note(steps: Mapping[str, Sequence[int]], rates: Sequence[float], *,
         f"the same learning rate, {rates[0]:g}" if len(set(rates)) == 1 else "the learning rate of their row or recipe"
     )
     return f"{training} with {rate} (not tuned: {not_tuned})."
+
+
+def cautions(results: Results, tuned: Mapping[str, Sequence[Search]]) -> list[Caution]:
+    """Everything that speaks against a claim, in the order of the variants."""
+    found = []
+    for name in results.names():
+        trained = _of_training(name, list(results.runs[name].values()))
+        rate = _of_rate(name, tuned[name][0]) if tuned.get(name) else None
+        found += [caution for caution in (trained, rate) if caution is not None]
+    return found
+
+
+def _of_training(name: str, variant_runs: Sequence[Run]) -> Caution | None:
+    """Means over seeds, by the first rule that applies."""
+    ahead = min(mean(shares) for shares in zip(*(run.ranks.shares_ahead() for run in variant_runs), strict=True))
+    if ahead > CHANCE_LEVEL:
+        return Caution(name, "at chance level", f"{100 * ahead:.0f} % of the negatives are ahead of a positive")
+    changes = [rise_and_fall(_curve(run)) for run in variant_runs]
+    rises = [rise for rise, _ in changes if rise is not None]
+    falls = [fall for _, fall in changes if fall is not None]
+    if rises and mean(rises) > THRESHOLDS["under-training"]:
+        return Caution(name, "rising", f"by {100 * mean(rises):.0f} % in the last third of the epochs")
+    if falls and mean(falls) > THRESHOLDS["over-fitting"]:
+        return Caution(name, "over-fitted", f"by {100 * mean(falls):.0f} % after the best epoch")
+    return None
+
+
+def _of_rate(name: str, search: Search) -> Caution | None:
+    if not search.at_end:
+        return None
+    end = "smallest" if search.chosen == min(search.screening) else "largest"
+    return Caution(name, "rate at the end", f"{search.chosen:g}, the {end} of {len(search.screening)}")
+
+
+def _curve(run: Run) -> list[float]:
+    return runs.read_selection(run.folder, str(runs.read_settings(run.folder).get("select_metric", "rsum")))
+
+
+def methods(
+    results: Results,
+    significance: Significance,
+    metric: str,
+    *,
+    data: str,
+    fairness: str,
+    found: Sequence[Caution] = (),
+    looks: Looks | None = None,
+) -> str:
+    """How the runs were trained and compared."""
+    if not significance.order:
+        return ""
+    sentences = [
+        *_training(results, significance, data),
+        fairness,
+        f"We report {metric} on {significance.images:,} {results.split} images, as mean and standard deviation (n-1) "
+        "over seeds.",
+        *(methods_of_tests(significance, looks) if significance.pairs else []),
+        *_excluded(found),
+        _software(results),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 @dataclass(frozen=True)
@@ -387,3 +460,54 @@ def _join(names: Sequence[str]) -> str:
     many = len(names) > MAX_NAMES + 1
     items = [*names[:MAX_NAMES], f"{len(names) - MAX_NAMES} more"] if many else list(names)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def _training(results: Results, significance: Significance, data: str) -> list[str]:
+    settings = [runs.read_settings(run.folder) for by_seed in results.runs.values() for run in by_seed.values()]
+    seeds = sorted(set(significance.seeds.values()))
+    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    models = ", ".join(dict.fromkeys(variant.model for variant in results.variants))
+    names = ", ".join(significance.order)
+    objectives = "1 objective" if len(significance.order) == 1 else f"{len(significance.order)} objectives"
+    sentences = [
+        f"We trained {models} on {data} with {objectives} ({names}) and {count} seed{'' if seeds == [1] else 's'} each."
+    ]
+    parts = {
+        "optimizer": "optimizer {}",
+        "weight_decay": "weight decay {}",
+        "batch_size": "batch size {}",
+        "epochs": "epochs {}",
+        "schedule": "{} schedule",
+        "warmup_epochs": "warm-up epochs {}",
+        "grad_clip": "gradient clipping at norm {}",
+    }
+    values = {name: _shared(settings, name) for name in parts}
+    equal = [text.format(_text(values[name])) for name, text in parts.items() if values[name] is not None]
+    if equal:
+        sentences.append(f"Settings of all runs: {', '.join(equal)}.")
+    select = _shared(settings, "select_metric")
+    if select is not None:
+        sentences.append(f"The checkpoint was selected by {select} on validation.")
+    return sentences
+
+
+def _shared(settings: Sequence[dict[str, Any]], name: str) -> Any:
+    """The value of a setting if it is the same in all runs."""
+    values = {json.dumps(each.get(name)) for each in settings}
+    return json.loads(values.pop()) if len(values) == 1 else None
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _excluded(found: Sequence[Caution]) -> list[str]:
+    void = [f"{caution.name} ({caution.kind})" for caution in found if caution.voids]
+    return [f"Objectives that were not trained to their end carry no claim: {', '.join(void)}."] if void else []
+
+
+def _software(results: Results) -> str:
+    machine = next(run.machine for by_seed in results.runs.values() for run in by_seed.values())
+    versions = {"Tercet": machine.get("tercet"), "PyTorch": machine.get("torch")}
+    named = [f"{name} {version}" for name, version in versions.items() if version is not None]
+    return f"Software: {', '.join(named)}." if named else ""

@@ -27,7 +27,7 @@ from tercet.objectives.nt_xent import NTXent
 from tercet.objectives.sigmoid import Sigmoid
 from tercet.objectives.smooth_ap import SmoothAP
 from tercet.objectives.triplet import Triplet
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table
 from tercet.training.settings import TrainSettings
 
 SCREENING_SEED, FINAL_SEED = 1_000_003, 1_000_004
@@ -72,9 +72,7 @@ Trials = Callable[[Sequence[PlannedRun]], Mapping[str, Path]]
 
 
 def check_tuning(settings: CompareSettings, prepared_datasets: PreparedDatasets) -> str | None:
-    """Why learning rates are not tuned, or None if they are."""
-    if settings.no_tune:
-        return "--no-tune"
+    """Why learning rates cannot be tuned, or None if they can."""
     if settings.seeds > SCREENING_SEED:
         raise ValueError(f"--seeds must be at most {SCREENING_SEED}: tuning uses that seed, got {settings.seeds}")
     if any(prepared.validation is None for prepared in prepared_datasets.values()):

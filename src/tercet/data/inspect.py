@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tercet.console import SILENT, Bar, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, shared_texts
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats.precomp import first_unequal_row
 from tercet.data.image_io import ImageSource, open_image
 from tercet.data.text.tokenizer import tokenize
-from tercet.progress import SILENT, Bar, Progress
 
 MAX_EXAMPLES = 3
 

@@ -70,6 +70,17 @@ class RankTable:
         np.minimum.at(best, anchor, self.rank(direction))
         return best
 
+    def shares_ahead(self) -> tuple[float, float]:
+        """Mean share of negatives ranked ahead of a positive, image to text and text to image.
+
+        All images and captions of the split need a positive: their number is taken from the pairs.
+        """
+        image = self.image("i2t")
+        images, captions = int(image.max()) + 1, int(self.caption("t2i").max()) + 1
+        negative_captions = captions - np.bincount(image, minlength=images)[image]
+        i2t = (self.rank_negatives("i2t") - 1) / np.maximum(negative_captions, 1)
+        return float(np.mean(i2t)), float(np.mean((self.rank_negatives("t2i") - 1) / max(images - 1, 1)))
+
 
 @dataclass(frozen=True)
 class Ranks:

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tercet.console import SILENT, Progress
 from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import CAPTIONS, I2T, IMAGES, MANIFEST, PAIRS, REMEDY, T2I, MinedTable, table_files
 from tercet.data.textio import read_json
@@ -28,7 +29,6 @@ from tercet.mining.filters import ExcludedPairs, FalseNegativeFilters, excluded_
 from tercet.mining.list_store import ListStore, fill_empty_lists
 from tercet.mining.rerank_lists import rerank_lists
 from tercet.mining.topk import RunningTopK
-from tercet.progress import SILENT, Progress
 from tercet.similarity import SplitScorer
 from tercet.storage import (
     CHECKSUMS,

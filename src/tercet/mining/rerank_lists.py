@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tercet.console import Progress
 from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import I2T, T2I, MinedTable
 from tercet.mining.filters import ExcludedPairs, excluded_counts, similarity_caps
 from tercet.mining.list_store import ListStore
 from tercet.mining.topk import NO_ITEM
-from tercet.progress import Progress
 from tercet.similarity import SplitScorer
 from tercet.storage import atomic_path, seal, sealed_content
 

@@ -202,7 +202,9 @@ def _stacked_relative(
     sides = (pairs.images, similarity, negatives), (pairs.captions, similarity.mT, negatives.mT)
     of_sides = zip(*(part.split([len(side.pair_count) for side, _, _ in sides]) for part in hardest), strict=True)
     for (side, view, mask), of_side in zip(sides, of_sides, strict=True):
-        rows = Rows(view.flatten(0, 1), ~mask.flatten(0, 1), mask.flatten(0, 1))
+        # Of one run it would be a view of columns, which are summed in another order.
+        mask = mask.flatten(0, 1).contiguous()
+        rows = Rows(view.flatten(0, 1).contiguous(), ~mask, mask)
         lowest_of_anchor = torch.stack(lowest).repeat_interleave(side.per_run)[:, None]
         relative_n.append(relative_to_negatives(rows, Hardest(*of_side), lowest_of_anchor, settings))
     return torch.cat(relative_p, dim=1).flatten(), torch.cat(relative_n)[anchor]

@@ -260,8 +260,12 @@ def bounded_exp(exponent: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def logistic(exponent: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """1 / (1 + exp(-exponent)), with the exponent clamped to +-60."""
-    return exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT).sigmoid()
+    """1 / (1 + exp(-exponent)), with the exponent clamped to +-60.
+
+    The last bit of torch.sigmoid depends on the position of a number in its tensor (with AVX2): a run that is trained
+    in a stack with others would depend on its position in it.
+    """
+    return exponent.clamp(-MAX_EXPONENT, MAX_EXPONENT).neg().exp().add(1).reciprocal()
 
 
 # Helpers of the checks above.

@@ -73,7 +73,7 @@ class Sigmoid(RowObjective):
         positive_z = pairs.of_matrices(z)
         terms = F.logsigmoid(-z)
         terms.view(-1)[pairs.entry] = F.logsigmoid(positive_z)
-        gradient = z.sigmoid_()
+        gradient = logistic(z)
         gradient.view(-1)[pairs.entry] = -logistic(-positive_z)
         return -(terms * weights).sum(dim=(1, 2)), gradient.mul_(weights).div_(self.temperature)
 

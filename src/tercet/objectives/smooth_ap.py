@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.inputs import Default, Reduction, Rows, logistic, require_positive
+from tercet.objectives.inputs import MAX_EXPONENT, Default, Reduction, Rows, require_positive
 from tercet.objectives.streaming.accumulators import both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -99,7 +99,7 @@ class SmoothAP(RowObjective):
         slots, is_filled = positive_slots(rows.positives)
         difference = rows.similarity[:, None, :] - rows.similarity.gather(1, slots)[:, :, None]
         others = torch.arange(rows.similarity.shape[1], device=slots.device) != slots[:, :, None]
-        above = logistic(difference / self.temperature) * others
+        above = (difference / self.temperature).clamp(-MAX_EXPONENT, MAX_EXPONENT).sigmoid() * others
         among_positives = 1 + (above * rows.positives[:, None, :]).sum(dim=2)
         negatives_above = (above * rows.negatives[:, None, :]).sum(dim=2)
         filled = is_filled.to(above.dtype)

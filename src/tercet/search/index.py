@@ -21,10 +21,10 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
+from tercet.console import SILENT, Progress, printable
 from tercet.data.feature_array import map_array
 from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
 from tercet.data.textio import read_json
-from tercet.progress import SILENT, Progress
 from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.indexed_regions import REGIONS, IndexedRegions
 from tercet.search.metadata import Item, checksum_of, read_items, write_items
@@ -41,7 +41,6 @@ from tercet.storage import (
     sync_file,
     write_manifest,
 )
-from tercet.terminal import printable
 
 MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
 GENERATION = re.compile(r"generation_\d{6}")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
+from tercet.console import printable
 from tercet.data.image_io import ImageBytes, open_image
 from tercet.search.metadata import Item
 from tercet.search.searcher import Hit, WordsOverRegions, check_k, has_attention, words_over_regions
@@ -12,7 +13,6 @@ from tercet.serve.limits import MAX_UPLOAD_PIXELS
 from tercet.serve.middleware import network_of_client
 from tercet.serve.params import IndexName, ItemNumber, K, QueryText, check_query_text, read_upload
 from tercet.serve.state import IMAGE_SIZES, AppState, ImageSize
-from tercet.terminal import printable
 
 CACHE_FOREVER = "private, max-age=31536000, immutable"
 IMAGE_BODY = {

@@ -12,6 +12,7 @@ import anyio
 from cachetools import LRUCache
 from fastapi import HTTPException
 
+from tercet.console import print_lines
 from tercet.data.image_io import ImageBytes, open_image
 from tercet.search.metadata import IndexedImages, Item, checksum_of
 from tercet.search.searcher import Hit, Searcher
@@ -27,7 +28,6 @@ from tercet.serve.limits import (
 )
 from tercet.serve.params import unavailable
 from tercet.serve.run_listing import RunListing
-from tercet.terminal import print_lines
 
 ImageSize = Literal["small", "large"]
 IMAGE_SIZES: dict[ImageSize, int] = {"small": 320, "large": 1280}  # pixels of the longer side

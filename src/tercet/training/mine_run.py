@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tercet.console import ConsoleProgress, print_lines
 from tercet.data.dataset import PairedData
 from tercet.data.formats import open_data
 from tercet.data.hard_negatives import (
@@ -23,10 +24,8 @@ from tercet.inference import checksum_of_weights, load
 from tercet.interfaces import RetrievalModel
 from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import MiningConfig, mine
-from tercet.progress import ConsoleProgress
 from tercet.similarity import SplitScorer, split_scorer
 from tercet.storage import atomic_path, is_intact, seal, sha256_of
-from tercet.terminal import print_lines
 from tercet.training import runtime
 from tercet.training.eval_loop import encode_split
 from tercet.training.evaluate_run import preprocess_split

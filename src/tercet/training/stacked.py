@@ -18,17 +18,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet import runs
+from tercet.console import RunProgress
 from tercet.data.feature_array import FeatureArray
 from tercet.data.samplers import BatchIndices
 from tercet.interrupt import Interrupt
 from tercet.models import system_of
-from tercet.models.heads import Heads
-from tercet.models.stacked_heads import StackedEncoding, StackedHeads
+from tercet.models.heads import Heads, StackedEncoding, StackedHeads, aligned, product
 from tercet.names import is_in_memory, split_settings
 from tercet.objectives.registry import objective as make_objective
 from tercet.objectives.stacks import StackedPairs
 from tercet.plugins import is_file_name
-from tercet.progress import RunProgress
 from tercet.training.monitor import PeakMemory
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.runtime import to_device
@@ -238,10 +237,11 @@ def _gradients(part: Sequence[_Member], heads: StackedHeads) -> tuple[StackedEnc
     positions = slice(part[0].position, part[-1].position + 1)
     images = heads.images.encode(_stacked([member.batch.images for member in part]), positions)
     captions = heads.captions.encode(_stacked([member.batch.captions for member in part]), positions)
-    similarity = torch.bmm(images.embeddings, captions.embeddings.mT)
+    similarity = product(images.embeddings, captions.embeddings.mT)
     scalars, gradient, of_objectives = _pair_gradients(part, similarity)
-    images.backward(torch.bmm(gradient, captions.embeddings))
-    captions.backward(torch.bmm(gradient.mT, images.embeddings))
+    gradient = aligned(gradient)
+    images.backward(product(gradient, captions.embeddings))
+    captions.backward(product(gradient.mT, images.embeddings))
     shared = (time.perf_counter() - began - of_objectives) / len(part)
     for member in part:
         member.spent += shared

@@ -20,6 +20,7 @@ import torch
 
 from tercet import runs
 from tercet.analysis.cocos import cocos
+from tercet.console import ConsoleProgress, RunProgress
 from tercet.data.collate import Collator, SizeAugmentation
 from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import MinedTable, open_mined
@@ -31,7 +32,6 @@ from tercet.interrupt import Interrupt
 from tercet.models import preset
 from tercet.objectives import RowObjective
 from tercet.objectives.aoq import AOQ
-from tercet.progress import ConsoleProgress, RunProgress
 from tercet.storage import LOCK, atomic_write, changed_file, checksums_of, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from tercet import runs
+from tercet.console import terminal_console
 from tercet.names import is_in_memory, short_name
-from tercet.reporting.table_formats import Cell, Table
-from tercet.terminal import terminal_console
+from tercet.reporting.output_formats import Cell, Table
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "median rank", "meanr": "mean rank", "map5": "mAP@5"}
 
@@ -52,13 +52,13 @@ class Trained:
         console.print(f"\n{self._note()}", soft_wrap=True, highlight=False, markup=False)
 
     def _repr_html_(self) -> str:
-        from tercet.reporting.notebook import tables_html
+        from tercet.reporting.output_formats import tables_html
 
         return tables_html(self.tables(), note=self._note())
 
     def to_pandas(self) -> Any:
         """A DataFrame of all metrics: one row per validated epoch, and one of the selected weights at the end."""
-        from tercet.reporting.notebook import data_frame
+        from tercet.reporting.output_formats import data_frame
 
         lines = [*runs.read_validation(self.folder), runs.read_final(self.folder)]
         return data_frame([{"epoch": line.get("epoch"), "split": line.get("split"), **line} for line in lines])

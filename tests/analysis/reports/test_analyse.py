@@ -83,6 +83,7 @@ def test_invalid_settings_are_named_with_their_value(settings, message, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_cocos_and_diagrams_of_a_run_are_deterministic(tmp_path):
     folder = small_run()
     first = tercet("analyse", folder, "--cocos", "--diagram", "--objectives", "nt-xent", "cir/sig", "--out", tmp_path)

@@ -18,6 +18,7 @@ from tercet.data.formats import open_data
 from tercet.data.textio import ErrorPolicy
 from tests.checksums import flip_bit
 from tests.data.small_datasets import PLAIN, write_folder, write_images, write_karpathy
+from tests.examples import others_slow
 
 
 class Means:
@@ -154,6 +155,7 @@ def test_two_processes_at_the_same_time_are_rejected(data, tmp_path):
     extract(data, tmp_path / "out", Nested(), None)
 
 
+@pytest.mark.slow
 def test_an_interrupted_extraction_resumes_to_the_same_files(tmp_path, monkeypatch):
     """Interrupted repeatedly, after a fixed number of batches."""
     monkeypatch.setattr(extraction, "FLUSH_INTERVAL", 2)
@@ -202,7 +204,7 @@ def test_killed_and_resumed_with_the_real_encoders(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train_ims.npy", "progress.json"])
-@pytest.mark.parametrize("place", [0.01, 0.1, 0.3, 0.99])
+@pytest.mark.parametrize("place", others_slow([0.3, 0.01, 0.1, 0.99], 1))
 def test_one_bit_of_an_unfinished_extraction_does_not_change_the_finished_one(tmp_path, monkeypatch, name, place):
     monkeypatch.setattr(extraction, "FLUSH_INTERVAL", 2)
     monkeypatch.setattr(extraction, "IMAGE_BATCH_SIZE", 3)

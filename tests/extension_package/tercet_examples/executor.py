@@ -1,6 +1,6 @@
 """An executor: the runs of a comparison one after the other, in this process."""
 
-from tercet.progress import RunProgress
+from tercet.console import RunProgress
 from tercet.training.train import train_run
 
 

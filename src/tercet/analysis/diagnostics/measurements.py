@@ -5,12 +5,10 @@ from dataclasses import asdict, dataclass
 from math import isfinite, isnan, nan
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tercet.evaluation import RankTable
 from tercet.interfaces import Objective
 from tercet.objectives.aoq import BoundAOQ
 from tercet.types import PairMask, Similarity
@@ -105,14 +103,6 @@ def rise_and_fall(curve: Sequence[float]) -> tuple[float | None, float | None]:
         return None, None
     before, best = curve[-1 - -(-len(curve) // 3)], max(curve)
     return (curve[-1] - before) / best, (best - curve[-1]) / best
-
-
-def shares_ahead(ranks: RankTable, *, images: int, captions: int) -> tuple[float, float]:
-    """Mean share of negatives ranked ahead of a positive, image to text and text to image."""
-    image = ranks.image("i2t")
-    negative_captions = captions - np.bincount(image, minlength=images)[image]
-    i2t = (ranks.rank_negatives("i2t") - 1) / np.maximum(negative_captions, 1)
-    return float(np.mean(i2t)), float(np.mean((ranks.rank_negatives("t2i") - 1) / max(images - 1, 1)))
 
 
 def spread(similarity: Similarity) -> float:

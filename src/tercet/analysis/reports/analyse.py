@@ -18,13 +18,12 @@ from tercet.analysis.reports.loaded_run import LoadedRun, open_run_folder
 from tercet.analysis.reports.retrieved_examples import resolve_query, write_examples
 from tercet.analysis.reports.settings import AnalyseSettings
 from tercet.comparison.plan import parse_variant
+from tercet.console import ConsoleProgress
 from tercet.data.flickr8k_judgments import read_judgments
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
-from tercet.progress import ConsoleProgress
-from tercet.reporting.html import render_page
+from tercet.reporting.output_formats import Table, render_page
 from tercet.reporting.svg_figure import Figure
-from tercet.reporting.table_formats import Table
 
 Item = TypeVar("Item")
 ANALYSES = ("cocos", "diagram", "breakdown", "examples", "judgments", "integrability")

@@ -13,8 +13,7 @@ from tercet.analysis.reports.loaded_run import EvaluatedBatch, LoadedRun
 from tercet.data.dataset import PairedData, Split
 from tercet.data.samplers import BatchIndices
 from tercet.objectives import RowObjective
-from tercet.reporting.html import PageItem, candidate_item, query_item, render_page
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, PageItem, Table, candidate_item, query_item, render_page
 from tercet.storage import write_json
 from tercet.types import PairMask, Similarity
 

@@ -9,7 +9,7 @@ from tercet.analysis.cocos import Counts, cocos
 from tercet.analysis.reports.loaded_run import EvaluatedBatch, LoadedRun
 from tercet.data.samplers import BatchIndices
 from tercet.objectives import RowObjective
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table
 
 DIRECTIONS = ("i2t", "t2i")
 MINED_PAIRS = ("(i, t-)", "(i-, t)", "(i-, t-)", "(i-', t-')")

@@ -11,8 +11,8 @@ from tercet.analysis.reports.loaded_run import LoadedRun
 from tercet.comparison.report.figures import INTERVALS
 from tercet.data.dataset import Split
 from tercet.evaluation.metrics import CROSS_SHARES, cross_ranks_of
+from tercet.reporting.output_formats import Cell, Table
 from tercet.reporting.svg_figure import SERIES, WIDTH, Figure, plotting, render_figure, short_label
-from tercet.reporting.table_formats import Cell, Table
 
 
 @dataclass(frozen=True)

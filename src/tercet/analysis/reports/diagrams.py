@@ -11,8 +11,8 @@ from tercet.analysis.triplet_diagram import MINED_SIMILARITY, RELATIVE_TERM, Pla
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, READINGS, TRIPLET_WEIGHTS
+from tercet.reporting.output_formats import Cell, Table
 from tercet.reporting.svg_figure import INK, SERIES, WIDTH, Figure, plotting, render_figure
-from tercet.reporting.table_formats import Cell, Table
 
 EpochTriplets = Mapping[int, Mapping[str, Sequence[float | None]]]
 """Epoch -> triplets of a batch: s_p, and the hardest negative's similarity as i2t and t2i."""

@@ -22,8 +22,7 @@ from tercet.analysis.diagnostics.rules import (
 from tercet.analysis.reports.loaded_run import LoadedRun, open_run_folder
 from tercet.analysis.reports.run_measurements import measure_run
 from tercet.analysis.reports.settings import DoctorSettings
-from tercet.reporting.html import render_page
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table, render_page
 
 JSON, HTML = "doctor.json", "doctor.html"
 MAX_LISTED_LEAKS = 100

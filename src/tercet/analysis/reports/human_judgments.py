@@ -12,7 +12,7 @@ from tercet.analysis.reports.loaded_run import LoadedRun
 from tercet.data.flickr8k_judgments import UNJUDGED, YES, Judgments
 from tercet.data.samplers import BatchIndices, pair_batches
 from tercet.objectives import RowObjective
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table
 
 SHUFFLES = 24  # epochs over the judged captions: a judged pair only counts in a batch that contains both of its items
 DRAWS = 2000  # bootstrap samples

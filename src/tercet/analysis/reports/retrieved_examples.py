@@ -31,7 +31,7 @@ from tercet.comparison.report.report_page import (
     page_example,
 )
 from tercet.data.dataset import Split
-from tercet.reporting.html import render_page
+from tercet.reporting.output_formats import render_page
 from tercet.storage import write_json
 from tercet.training.eval_loop import EmbeddedSplit
 

@@ -22,7 +22,6 @@ from tercet.analysis.diagnostics.measurements import (
     modality_gap,
     nearest_cosine,
     rise_and_fall,
-    shares_ahead,
     skewness,
     spread,
 )
@@ -179,9 +178,8 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
 
 def _rank_measurements(loaded: LoadedRun) -> dict[str, Any]:
     """From ranks among negatives, divided by the number of negatives, which differs between the directions."""
-    images = len(loaded.held_out.images)
-    i2t, t2i = shares_ahead(loaded.ranks, images=images, captions=len(loaded.held_out.owners))
-    return {"ahead_i2t": i2t, "ahead_t2i": t2i, "images": images}
+    i2t, t2i = loaded.ranks.shares_ahead()
+    return {"ahead_i2t": i2t, "ahead_t2i": t2i, "images": len(loaded.held_out.images)}
 
 
 def _curve_measurements(loaded: LoadedRun) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from typing import Any
 
 from tercet.comparison.executors.base import ExecutorEvents
 from tercet.comparison.plan import PlannedRun, PreparedDatasets
+from tercet.console import RunProgress
 from tercet.interrupt import SIGNALS, Interrupt, exit_code, stop_on_signals
 from tercet.names import is_in_memory
-from tercet.progress import RunProgress
 from tercet.training.prepare import PreparedData
 from tercet.training.stacked import Ended, train_stack
 from tercet.training.trained import Trained

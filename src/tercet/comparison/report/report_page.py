@@ -17,9 +17,8 @@ from tercet.comparison.results import cost_table, equal_budget_table
 from tercet.comparison.tuning import tuning_table
 from tercet.data.dataset import Split
 from tercet.evaluation import RankTable
-from tercet.reporting.html import PageItem, candidate_item, query_item, render_page
+from tercet.reporting.output_formats import PageItem, Table, candidate_item, query_item, render_page
 from tercet.reporting.svg_figure import Figure
-from tercet.reporting.table_formats import Table
 from tercet.training.eval_loop import EmbeddedSplit
 
 MAX_LINES = 8  # variants in line plots; more are hard to distinguish

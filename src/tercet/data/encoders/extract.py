@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tercet.console import SILENT, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset, without_bad_features
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
@@ -30,7 +31,6 @@ from tercet.data.image_io import ImageFiles, ImageSource, open_image
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy
 from tercet.interrupt import Interrupt
-from tercet.progress import SILENT, Progress
 from tercet.storage import (
     CHECKSUMS,
     FORMAT_VERSION,

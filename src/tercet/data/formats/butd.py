@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tercet.console import NO_BAR, Bar
 from tercet.data.dataset import DataSet, subset
 from tercet.data.formats.converted import conversion_of, converted_directory
 from tercet.data.formats.precomp import PRECOMP_SPLIT_NAMES, write_texts
 from tercet.data.textio import ErrorPolicy
-from tercet.progress import NO_BAR, Bar
 from tercet.storage import allocated_array
 
 COLUMNS = 6

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tercet.console import NO_BAR, Bar
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
 from tercet.data.feature_array import BLOCK_BYTES, FeatureArray
 from tercet.data.formats.builder import (
@@ -28,7 +29,6 @@ from tercet.data.formats.builder import (
 from tercet.data.formats.converted import conversion_of, converted_directory
 from tercet.data.image_io import ImageFile, ImageFiles, ImageSource
 from tercet.data.textio import ErrorPolicy
-from tercet.progress import NO_BAR, Bar
 
 SUFFIXES = {".parquet", ".arrow"}
 IMAGE_COLUMNS = ("image", "img", "image", "jpg", "filepath", "filename", "file_name", "path")

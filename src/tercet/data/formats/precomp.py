@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from tercet.console import NO_BAR, Bar
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
 from tercet.data.feature_array import FLOATS, FeatureArray, map_array
 from tercet.data.formats.builder import ImageFolder, sort_splits
 from tercet.data.formats.converted import conversion_of, converted_directory
 from tercet.data.image_io import ImageFiles
 from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines, read_json
-from tercet.progress import NO_BAR, Bar
 from tercet.storage import CHECKSUMS, allocated_array, check_checksums_once, checked_manifest
 
 FEATURES = "ims"

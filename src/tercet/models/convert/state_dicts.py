@@ -15,8 +15,7 @@ from tercet.interfaces import RetrievalModel, TorchModule
 from tercet.models.convert.safe_load import read_checkpoint
 from tercet.models.convert.xvlm import RENAMES as _XVLM
 from tercet.models.convert.xvlm import bert_config, convert_states, infer_settings
-from tercet.models.registry import build
-from tercet.models.sized_build import misfit
+from tercet.models.registry import build, misfit
 
 States = list[dict[str, Tensor]]
 EXTRA_WORDS = {"vse-infinity": ("<mask>",)}  # system -> words that the original program adds to its vocabulary

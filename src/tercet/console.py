@@ -1,25 +1,66 @@
-"""Progress of long work: the one interface that every long function takes, and what shows it.
+"""What Tercet prints, and how long work shows its progress.
 
-`Progress` shows nothing and is the default. `ConsoleProgress` shows bars on a terminal or in a notebook, and a line now
-and then elsewhere. `RunProgress` is that of a training run: it also writes the log file of the run folder.
+Names and texts of data never reach the terminal as control characters: a terminal obeys what it is sent, and an image
+name or a caption could set the window's title, clear the screen or hide an error. Everything is printed by a
+`terminal_console` or by `print_lines`.
+
+`Progress` is the one interface that every long function takes; it shows nothing and is the default. `ConsoleProgress`
+shows bars on a terminal or in a notebook, and a line now and then elsewhere. `RunProgress` is that of a training run:
+it also writes the log file of the run folder.
 """
 
 import html
 import sys
 import time
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.segment import Segment
 
-from tercet.terminal import printable, terminal_console
-
+JOINERS = "\u200c\u200d"  # invisible, but part of Persian words and of emoji
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
+
+
+def printable(text: str) -> str:
+    r"""The text on one line, with escapes in place of characters that a terminal would obey or not show.
+
+    >>> printable("a\x1b[2Jb\nc")
+    'a\\x1b[2Jb\\nc'
+    """
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or character in JOINERS or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape").decode()
+
+
+def print_lines(*lines: str, to_stderr: bool = False) -> None:
+    """Print each of these texts on one line."""
+    print(*map(printable, lines), sep="\n", file=sys.stderr if to_stderr else sys.stdout)
+
+
+def terminal_console(**options: Any) -> Console:
+    """rich's console, of which only rich itself sends control characters, and not the text that is shown."""
+    return _Console(**options)
+
+
+class _Console(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
 
 
 class Bar:

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 
 import tercet as package
-from tercet import progress
-from tercet.terminal import print_lines, printable, terminal_console
+import tercet.console as console_module
+from tercet.console import print_lines, printable, terminal_console
 from tests.commands import tercet
 from tests.data.small_datasets import image_bytes
 from tests.search.small_indexes import model
@@ -95,10 +95,10 @@ def test_an_index_and_what_is_found_in_it(folder):
 
 
 def test_progress_and_the_log_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(console_module, "SECONDS_BETWEEN_LINES", 0.0)
     stream = io.StringIO()
     for shown in (terminal_console(file=stream), terminal_console(file=stream, force_terminal=True, width=300)):
-        run = progress.RunProgress(progress.ConsoleProgress(shown, transient=False))
+        run = console_module.RunProgress(console_module.ConsoleProgress(shown, transient=False))
         (tmp_path / f"run{TITLE}").mkdir(exist_ok=True)
         with run:
             run.begin(tmp_path / f"run{TITLE}" / "log.txt")
@@ -143,7 +143,7 @@ def printing_calls(source):
 
 def test_there_is_one_place_that_prints():
     # Help, version and completion script in main; JSON, which has escapes of its own, in search.
-    allowed = {"terminal.py": {"print"}, "cli/main.py": {"print"}, "cli/search.py": {"print"}}
+    allowed = {"console.py": {"print"}, "cli/main.py": {"print"}, "cli/search.py": {"print"}}
     for file in SOURCES.rglob("*.py"):
         name = file.relative_to(SOURCES).as_posix()
         assert printing_calls(file.read_text()) <= allowed.get(name, set()), name

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercet.models import build
-from tercet.models.stacked_heads import StackedHeads
+from tercet.models.heads import StackedHeads
 
 
 def heads(seed, kind="linear"):

@@ -20,8 +20,7 @@ from tercet.comparison.report.report_page import example, page_example
 from tercet.comparison.results import Failure
 from tercet.data.scenes import scenes
 from tercet.models import build
-from tercet.reporting.html import environment, query_item, render_page
-from tercet.reporting.table_formats import Cell, Table
+from tercet.reporting.output_formats import Cell, Table, environment, query_item, render_page
 from tercet.storage import sha256_of, write_manifest
 from tercet.training.eval_loop import EmbeddedSplit
 from tests.analysis.reports.hostile_names import write_hostile_data
@@ -129,6 +128,7 @@ def test_no_script_of_a_run_folder_or_of_the_data_is_in_the_report(hostile, dama
     check_in_browser(page, widths=(1280,))
 
 
+@pytest.mark.slow
 def test_no_script_of_the_data_or_an_objective_is_in_a_page_of_an_analysis(hostile, compared, tmp_path):
     folders = [compared.results.runs[name][0].folder for name in compared.results.names()]
     trust = (Path(hostile["objectives"][1].rpartition(":")[0]),)

@@ -8,7 +8,7 @@ import torch
 import tercet
 from tercet.inference import Preprocessor, Retriever
 from tercet.models import build
-from tercet.models.sized_build import at_most
+from tercet.models.registry import at_most
 from tercet.storage import write_manifest
 from tests.checksums import forge, manifest_of
 from tests.search.small_indexes import model
