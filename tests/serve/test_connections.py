@@ -251,3 +251,17 @@ def test_a_request_whose_body_breaks_off_is_no_traceback_in_the_log(capfd):
         other.sendall(REQUEST)
         assert other.recv(65536).startswith(b"HTTP/1.1 200")
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_body_that_turns_invalid_after_the_response_is_no_traceback_in_the_log(caplog):
+    """As a request that is refused by its head: uvicorn answers 400 a second time."""
+    with running(PlainTextResponse("refused", status_code=403)) as (connect, _):
+        client = connect()
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 403")
+        client.sendall(b"ZZ\r\n")
+        assert is_closed(client)
+        other = connect()
+        other.sendall(REQUEST)
+        assert other.recv(65536).startswith(b"HTTP/1.1 403")
+    assert not caplog.records
