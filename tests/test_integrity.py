@@ -16,7 +16,7 @@ from tercet.search.index import open_index
 from tercet.storage import FORMAT_VERSION, write_manifest
 from tercet.training.train import Loop
 from tests.checksums import flip_bit, forge, manifest_of, record_again
-from tests.search.small_indexes import model
+from tests.search.small_indexes import SCENES, model, shared_index
 from tests.search.test_index import MODEL, Embedder, draw, images_in_folder, update_index
 
 DATA = "scenes:60"
@@ -174,6 +174,16 @@ def test_regions_are_checked_row_by_row(tmp_path):
     assert np.array_equal(damaged.take([0, 1, 3, 4]), values[[0, 1, 3, 4]])
     with pytest.raises(ValueError, match=r"parts\.npy, row 2: damaged: checksum mismatch; index again"):
         damaged.take([1, 2])
+
+
+@pytest.mark.parametrize("name", ["parts.npy", "parts_crc32.npy"])
+def test_an_index_without_its_regions_is_neither_searched_nor_updated(tmp_path, capsys, name):
+    shared = shared_index("scan")
+    folder = shutil.copytree(shared, tmp_path / "index")
+    (folder / "generation_000001" / name).unlink()
+    assert name in one_line(capsys, "search", folder, "a red star")
+    assert name in one_line(capsys, "index", f"{shared}_model", "--images", SCENES, "--out", folder)
+    assert (folder / "generation_000001").exists()
 
 
 def test_features_are_checked_when_they_are_read(tmp_path, capsys):
