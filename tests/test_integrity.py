@@ -16,7 +16,7 @@ from tercet.search.index import open_index
 from tercet.storage import FORMAT_VERSION, write_manifest
 from tercet.training.train import Loop
 from tests.checksums import flip_bit, forge, manifest_of, record_again
-from tests.search.small_indexes import model
+from tests.search.small_indexes import SCENES, model, shared_index
 from tests.search.test_index import MODEL, Embedder, draw, images_in_folder, update_index
 
 DATA = "scenes:60"
@@ -176,6 +176,16 @@ def test_regions_are_checked_row_by_row(tmp_path):
         damaged.take([1, 2])
 
 
+@pytest.mark.parametrize("name", ["parts.npy", "parts_crc32.npy"])
+def test_an_index_without_its_regions_is_neither_searched_nor_updated(tmp_path, capsys, name):
+    shared = shared_index("scan")
+    folder = shutil.copytree(shared, tmp_path / "index")
+    (folder / "generation_000001" / name).unlink()
+    assert name in one_line(capsys, "search", folder, "a red star")
+    assert name in one_line(capsys, "index", f"{shared}_model", "--images", SCENES, "--out", folder)
+    assert (folder / "generation_000001").exists()
+
+
 def test_features_are_checked_when_they_are_read(tmp_path, capsys):
     out = tmp_path / "features"
     main(["features", "scenes:9", str(out), "--image-encoder", "none", "--text-encoder", "bag-of-words"])
@@ -184,6 +194,30 @@ def test_features_are_checked_when_they_are_read(tmp_path, capsys):
     line = one_line(capsys, "train", "--data", out, "--epochs", 1, "--runs", tmp_path / "runs")
     assert "train_ims.npy is missing or was changed" in line
     assert not list((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
+
+
+@pytest.mark.parametrize("to", ["precomp", "parquet"])
+def test_every_file_of_a_converted_dataset_is_checked(tmp_path, capsys, to):
+    out = tmp_path / "out"
+    main(["data", "convert", "scenes:9", str(out), "--to", to])
+    for file in sorted(out.iterdir()):
+        flip_bit(file)
+        assert f"{file.name} is missing or was changed" in one_line(capsys, "data", "inspect", out)
+        if to == "parquet" and file.suffix == ".parquet":
+            assert f"{file.name} is missing or was changed" in one_line(capsys, "data", "inspect", file)
+        assert "was changed" in one_line(capsys, "data", "convert", "scenes:9", out, "--to", to)
+        flip_bit(file)
+    main(["data", "inspect", str(out)])
+
+
+def test_a_converted_dataset_that_was_edited_is_read_without_its_manifest(tmp_path):
+    main(["data", "convert", "scenes:9", str(tmp_path / "out")])
+    captions = tmp_path / "out" / "train_caps.txt"
+    captions.write_text(captions.read_text().replace("a", "e"))
+    with pytest.raises(ValueError, match=r"train_caps\.txt is missing or was changed.*remove converted\.json if the"):
+        open_data(tmp_path / "out")
+    (tmp_path / "out" / "converted.json").unlink()
+    open_data(tmp_path / "out")
 
 
 def test_a_negative_shape_is_one_line(tmp_path, capsys):

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,31 @@ def check_checksums(folder: Path, checksums: object, manifest: Path, remedy: str
     for name, checksum in checksums.items():
         if found.get(name) != checksum:
             raise changed_file(folder / name, remedy)
+
+
+def check_checksums_once(folder: Path, checksums: object, manifest: Path, remedy: str) -> None:
+    """`check_checksums`, once per process while the sizes and modification times of the files are the same."""
+    if not isinstance(checksums, dict):
+        raise ValueError(f"{manifest} has no checksums: {remedy}")
+    status = {name: (folder / name).stat() for name in checksums if (folder / name).is_file()}
+    _check_unchanged(
+        folder.resolve(),
+        tuple(sorted(checksums.items())),
+        tuple(sorted((name, each.st_size, each.st_mtime_ns) for name, each in status.items())),
+        manifest,
+        remedy,
+    )
+
+
+@lru_cache(maxsize=64)
+def _check_unchanged(
+    folder: Path,
+    checksums: tuple[tuple[str, str], ...],
+    status: tuple[tuple[str, int, int], ...],
+    manifest: Path,
+    remedy: str,
+) -> None:
+    check_checksums(folder, dict(checksums), manifest, remedy)
 
 
 def changed_file(file: Path, remedy: str) -> ValueError:

@@ -9,6 +9,7 @@ from tercet.data.dataset import limit_captions
 from tercet.data.formats import open_data
 from tercet.data.inspect import summarise
 from tests.commands import tercet
+from tests.data.formats.test_butd import line as butd_line
 from tests.data.small_datasets import PLAIN, plain, write_csv, write_folder, write_images, write_karpathy
 
 
@@ -93,7 +94,7 @@ def test_convert_there_and_back(tmp_path):
     assert tercet("data", "convert", table, tmp_path / "one").returncode == 0
     assert tercet("data", "convert", tmp_path / "one", tmp_path / "two", "--to", "parquet").returncode == 0
     assert plain(open_data(tmp_path / "two")) == PLAIN
-    again = tercet("data", "convert", table, tmp_path / "one")
+    again = tercet("data", "convert", tmp_path / "two", tmp_path / "one", "--to", "parquet")
     assert again.returncode == 2
     assert "nothing is overwritten" in again.stderr
 
@@ -150,3 +151,51 @@ def test_help_lists_the_options(command):
     done = tercet(*command, "--help")
     assert done.returncode == 0
     assert "--images" in done.stdout
+
+
+@pytest.mark.parametrize("to", ["precomp", "parquet"])
+def test_a_conversion_that_is_already_there_is_the_result_and_another_one_is_refused(tmp_path, to):
+    """As after a kill between the rename of the folder and the end of the process."""
+    command = ("data", "convert", "scenes:9", tmp_path / "out", "--to", to)
+    assert "Wrote" in tercet(*command, check=True).stdout
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    done = tercet(*command, check=True)
+    assert done.stdout == f"{tmp_path / 'out'} already holds this conversion\n"
+    assert not done.stderr
+    others = (
+        ("data", "convert", "scenes:12", tmp_path / "out", "--to", to),
+        ("data", "convert", "scenes:9", tmp_path / "out", "--to", "parquet" if to == "precomp" else "precomp"),
+        (*command, "--limit-captions", "2"),
+        (*command, "--features", "regions"),
+    )
+    for other in others:
+        done = tercet(*other)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert "already exists and is not the result of this conversion; nothing is overwritten" in done.stderr
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_folder_that_was_not_converted_is_not_taken_for_a_conversion(tmp_path):
+    (tmp_path / "out").mkdir()
+    done = tercet("data", "convert", "scenes:9", tmp_path / "out")
+    assert done.returncode == 2
+    assert "already exists and is not the result of this conversion" in done.stderr
+
+
+def test_regions_of_butd_are_part_of_what_identifies_a_conversion(tmp_path):
+    content = {"train": [("1.jpg", ["a dog"]), ("2.jpg", ["a cat"])]}
+    captions = write_karpathy(content, tmp_path)
+    write_images(content, tmp_path / "images")
+    regions = tmp_path / "regions.tsv"
+    regions.write_text("".join(butd_line(image, np.ones((2, 4)), np.ones((2, 3))) for image in (1, 2)))
+    command = ("data", "convert", regions, tmp_path / "out", "--captions", captions)
+    tercet(*command, check=True)
+    assert "already holds this conversion" in tercet(*command, check=True).stdout
+    regions.write_text("".join(butd_line(image, np.ones((2, 4)), np.zeros((2, 3))) for image in (1, 2)))
+    assert "not the result of this conversion" in tercet(*command).stderr
+
+
+def test_inspect_says_on_stderr_why_it_fails(tmp_path):
+    folder = write_folder(PLAIN, tmp_path)
+    (folder / "train" / "a.jpg").write_bytes(b"not an image")
+    assert tercet("data", "inspect", folder).stderr == f"tercet data inspect: 1 error in {folder}\n"

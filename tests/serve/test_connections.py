@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from tercet.serve import connections, params
 from tercet.serve.limits import MAX_CONCURRENT_UPLOADS, MAX_UPLOADS_PER_NETWORK, MAX_WAITING_UPLOADS_PER_NETWORK
+from tercet.serve.middleware import SecurityHeadersMiddleware
 from tercet.serve.search_routes import search_routes
 from tercet.serve.server import bind
 from tercet.serve.state import AppState, UploadLimit
@@ -237,3 +238,30 @@ def test_large_uploads_are_decoded_one_at_a_time(monkeypatch):
 
     asyncio.run(main())
     assert most == 1
+
+
+def test_a_request_whose_body_breaks_off_is_no_traceback_in_the_log(capfd):
+    """h11 has answered 400 by the time that the application answers."""
+    with running(SecurityHeadersMiddleware(PlainTextResponse("ok"))) as (connect, _):
+        client = connect()
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 400")
+        assert is_closed(client)
+        other = connect()
+        other.sendall(REQUEST)
+        assert other.recv(65536).startswith(b"HTTP/1.1 200")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_body_that_turns_invalid_after_the_response_is_no_traceback_in_the_log(caplog):
+    """As a request that is refused by its head: uvicorn answers 400 a second time."""
+    with running(PlainTextResponse("refused", status_code=403)) as (connect, _):
+        client = connect()
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 403")
+        client.sendall(b"ZZ\r\n")
+        assert is_closed(client)
+        other = connect()
+        other.sendall(REQUEST)
+        assert other.recv(65536).startswith(b"HTTP/1.1 403")
+    assert not caplog.records

@@ -13,6 +13,7 @@ from tercet.data.dataset import DataSet, limit_captions, select_splits, without_
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.formats import butd, open_data
+from tercet.data.formats.converted import conversion_of, is_converted
 from tercet.data.formats.parquet import write_parquet
 from tercet.data.formats.precomp import write_precomp
 from tercet.data.inspect import DatasetSummary, summarise
@@ -29,6 +30,8 @@ def inspect(settings: Inspect) -> None:
         summary = summarise(data, progress)
     _print(data, summary, terminal_console(emoji=False))
     if summary.errors:
+        count = f"{len(summary.errors):,} error{'s' if len(summary.errors) > 1 else ''}"
+        print_lines(f"tercet data inspect: {count} in {settings.path}", to_stderr=True)
         sys.exit(1)
 
 
@@ -42,6 +45,9 @@ def convert(settings: Convert) -> None:
     data = _open(settings, skip_bad=settings.skip_bad)
     data = data if settings.limit_captions is None else limit_captions(data, settings.limit_captions)
     data = without_bad_features(data, ErrorPolicy(skip=settings.skip_bad))
+    if settings.target.exists() and is_converted(settings.target, conversion_of(data, settings.to)):
+        _report(f"{settings.target} already holds this conversion", data.skipped, [])
+        return
     write = {"precomp": write_precomp, "parquet": write_parquet}[settings.to]
     with ConsoleProgress() as progress:
         total = sum(len(split.image_names) for split in data.splits.values())
@@ -69,6 +75,9 @@ def _convert_butd(settings: Convert) -> None:
     files, errors = butd.files_of(Path(settings.path)), ErrorPolicy(skip=settings.skip_bad)
     captions = open_data(settings.captions, images=settings.images, skip_bad=settings.skip_bad)
     captions = captions if settings.limit_captions is None else limit_captions(captions, settings.limit_captions)
+    if settings.target.exists() and is_converted(settings.target, conversion_of(captions, settings.to, files)):
+        _report(f"{settings.target} already holds this conversion", captions.skipped, [])
+        return
     with ConsoleProgress() as progress:
         total = 2 * sum(file.stat().st_size for file in files)
         warnings = butd.convert(files, captions, settings.target, errors, progress.bar("reading regions", total))

@@ -31,7 +31,7 @@ class Convert:
     path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """Dataset that `tercet data inspect` can read, or a BUTD .tsv file or a folder of them (with --captions)."""
     target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="TARGET")]]
-    """Output folder. It must not exist yet."""
+    """Output folder. If it already holds this conversion, nothing is written; anything else is refused."""
     to: Literal["precomp", "parquet"] = "precomp"
     """Output format."""
     images: Path | None = None

@@ -26,7 +26,7 @@ from tercet.data.feature_array import map_array
 from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
 from tercet.data.textio import read_json
 from tercet.search.embedding_cache import EmbeddingCache
-from tercet.search.indexed_regions import REGIONS, IndexedRegions
+from tercet.search.indexed_regions import REGIONS, ROW_CHECKSUMS, IndexedRegions
 from tercet.search.metadata import Item, checksum_of, read_items, write_items
 from tercet.search.two_stage import IndexedVectors
 from tercet.search.vector_store import Kind, VectorStore, measure_recall, store_type
@@ -97,7 +97,7 @@ def _open_generation(folder: Path, manifest: dict[str, Any]) -> Index:
     check_checksums(generation, manifest.get(CHECKSUMS), folder / MANIFEST, remedy)
     items, vectors = read_items(generation / ITEMS), map_array(generation / VECTORS, ["item dim"], [np.float32])
     store = store_type(manifest["store"]).load(generation)
-    regions = IndexedRegions.open(generation, remedy) if (generation / REGIONS).exists() else None
+    regions = IndexedRegions.open(generation, remedy) if (generation / ROW_CHECKSUMS).exists() else None
     if not len(items) == len(vectors) == len(store) == len(vectors if regions is None else regions):
         raise ValueError(
             f"{generation}: damaged index: {len(items)} items, {len(vectors)} vectors, {len(store)} in the store"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tercet.serve.limits import MAX_CONNECTIONS_PER_NETWORK, REQUEST_TIMEOUT_SECONDS
@@ -31,6 +32,12 @@ class LimitedH11Protocol(H11Protocol):
         answered = self.cycle
         super().on_response_complete()  # may begin with the next request, if that was already received
         self._close_without_progress(answered, self.transport.get_write_buffer_size())
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()  # the response has begun, as to a request that was refused before its body was read
 
     def _close_without_progress(self, last: RequestResponseCycle | None, unsent: int) -> None:
         self.loop.call_later(REQUEST_TIMEOUT_SECONDS, self._check_progress, last, unsent)

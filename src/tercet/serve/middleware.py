@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from cachetools import TTLCache
 from fastapi.security.utils import get_authorization_scheme_param
+from h11 import LocalProtocolError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -40,7 +41,8 @@ class SecurityHeadersMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
-            await send(message)
+            with suppress(LocalProtocolError):  # the client broke off its request: there is no one to answer
+                await send(message)
 
         await self.app(scope, receive, send_with_headers)
 

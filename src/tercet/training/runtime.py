@@ -6,6 +6,9 @@ are averaged, so that every process makes the step that one process would make o
 """
 
 import os
+import signal
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +25,7 @@ from tercet.objectives.distributed import all_gather_rows
 from tercet.types import Batch, MinedItems, PairMask
 
 Items = TypeVar("Items", Batch, MinedItems)
+SECONDS_BETWEEN_LOOKS = 1.0  # at the launcher
 
 
 def to_device(batch: Batch, device: torch.device, precision: str) -> Batch:
@@ -82,13 +86,51 @@ def distributed_run(device: str) -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or _initialised():
         yield
         return
+    _check_launcher()
     if device.startswith("cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+    with _stopped_without_launcher():
+        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def _check_launcher() -> None:
+    """Raise `ValueError` if torchrun, through which the processes find each other, was killed meanwhile.
+
+    torch would try to reach it for half an hour.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection(address, timeout=60).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(f"torchrun is gone: no answer from {address[0]}, port {address[1]}: {reason}") from error
+
+
+@contextmanager
+def _stopped_without_launcher() -> Iterator[None]:
+    """Under torchrun, stop as on SIGTERM if it is killed: the run would continue on its own, in a locked folder."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield
+        return
+    launcher, ended = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(SECONDS_BETWEEN_LOOKS):
+            if os.getppid() != launcher:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        ended.set()
 
 
 def shard_batch(batch: Batch, rank: int, count: int) -> Batch:

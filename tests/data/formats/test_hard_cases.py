@@ -70,9 +70,9 @@ def test_an_empty_feature_cell_is_an_error(tmp_path):
     table = pq.read_table(tmp_path / "set" / "train.parquet")
     column = pa.array([[0.0, 1, 2], None, [6.0, 7, 8]], type=table.schema.field("features").type)
     table = table.set_column(table.schema.get_field_index("features"), table.schema.field("features"), column)
-    pq.write_table(table, tmp_path / "set" / "train.parquet")
+    pq.write_table(table, tmp_path / "train.parquet")
     with pytest.raises(ValueError, match="row 1: no value in features"):
-        open_data(tmp_path / "set")
+        open_data(tmp_path / "train.parquet")
 
 
 def test_columns_of_other_programs_named_features_are_ignored(tmp_path):
@@ -257,6 +257,7 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path):
     (tmp_path / ".out.unfinished" / "old_caps.txt").write_text("x")
     write_precomp(DataSet(tmp_path, "made", {"train": featured(2)}), tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "converted.json",
         "train_caps.txt",
         "train_ids.txt",
         "train_ims.npy",

@@ -111,11 +111,10 @@ def test_uniform_precomp_folders_round_trip_byte_for_byte(tmp_path):
     write_precomp(first, tmp_path / "one")
     write_parquet(open_data(tmp_path / "one"), tmp_path / "two")
     write_precomp(open_data(tmp_path / "two"), tmp_path / "three")
+    files = {f"{split}_{suffix}.txt" for split in ("train", "dev", "test") for suffix in ("caps", "ids")}
+    assert {file.name for file in (tmp_path / "one").iterdir()} == files | {"converted.json"}
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "three" / file.name).read_bytes()
-    assert {file.name for file in (tmp_path / "one").iterdir()} == {
-        f"{split}_{suffix}.txt" for split in ("train", "dev", "test") for suffix in ("caps", "ids")
-    }
 
 
 def test_images_are_found_beside_the_data_or_in_the_given_folder(tmp_path):

@@ -13,9 +13,10 @@ import numpy as np
 
 from tercet.console import NO_BAR, Bar
 from tercet.data.dataset import DataSet, subset
+from tercet.data.formats.converted import conversion_of, converted_directory
 from tercet.data.formats.precomp import PRECOMP_SPLIT_NAMES, write_texts
 from tercet.data.textio import ErrorPolicy
-from tercet.storage import allocated_array, atomic_directory
+from tercet.storage import allocated_array
 
 COLUMNS = 6
 
@@ -66,7 +67,7 @@ def convert(
         for row, name in enumerate(split_data.image_names):
             if (split, row) not in found:
                 errors.report(f"{captions.path}, image {name}", f"no regions in {_names(files)}")
-    with atomic_directory(target) as folder:
+    with converted_directory(target, conversion_of(captions, "precomp", files)) as folder:
         arrays, warnings = {}, []
         for split, split_data in captions.splits.items():
             stem = folder / PRECOMP_SPLIT_NAMES.get(split, split)

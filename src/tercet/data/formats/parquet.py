@@ -26,9 +26,9 @@ from tercet.data.formats.builder import (
     outside,
     split_in_name,
 )
+from tercet.data.formats.converted import conversion_of, converted_directory
 from tercet.data.image_io import ImageFile, ImageFiles, ImageSource
 from tercet.data.textio import ErrorPolicy
-from tercet.storage import atomic_directory
 
 SUFFIXES = {".parquet", ".arrow"}
 IMAGE_COLUMNS = ("image", "img", "image", "jpg", "filepath", "filename", "file_name", "path")
@@ -325,7 +325,7 @@ def _arrow(file: Path) -> Any:
 
 def write_parquet(data: DataSet, target: Path, bar: Bar = NO_BAR) -> list[str]:
     """Write a folder with one file per split and one row per image. Never returns warnings."""
-    with atomic_directory(target) as folder:
+    with converted_directory(target, conversion_of(data, "parquet")) as folder:
         for name, split in data.splits.items():
             _write_parquet_split(folder / f"{name}.parquet", split)
             bar.advance(len(split.image_names))

@@ -9,7 +9,7 @@ is an error. Optional files: `{split}_boxes.npy` (row region 4), `{split}_length
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from tercet.console import NO_BAR, Bar
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
 from tercet.data.feature_array import FLOATS, FeatureArray, map_array
 from tercet.data.formats.builder import ImageFolder, sort_splits
+from tercet.data.formats.converted import conversion_of, converted_directory
 from tercet.data.image_io import ImageFiles
 from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines, read_json
-from tercet.storage import CHECKSUMS, allocated_array, atomic_directory, check_checksums, checked_manifest
+from tercet.storage import CHECKSUMS, allocated_array, check_checksums_once, checked_manifest
 
 FEATURES = "ims"
 MANIFEST = "features.json"  # written by `tercet features`
@@ -73,27 +74,17 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy, features: str = F
 
 
 def check_features(folder: Path) -> None:
-    """Check the files of a folder of `tercet features` against the checksums in its manifest, once per process."""
+    """Check the files of a folder of `tercet features` against the checksums in its manifest."""
     checksums = features_manifest(folder).get(CHECKSUMS)
-    if not isinstance(checksums, dict):
-        raise ValueError(f"{folder / MANIFEST} has no checksums: remove {folder} and run `tercet features` again")
-    status = {name: (folder / name).stat() for name in checksums if (folder / name).is_file()}
-    _check_once(
-        folder.resolve(),
-        tuple(sorted(checksums.items())),
-        tuple(sorted((name, each.st_size, each.st_mtime_ns) for name, each in status.items())),
-    )
+    check_checksums_once(folder, checksums, folder / MANIFEST, _remedy(folder))
 
 
 def features_manifest(folder: Path) -> dict[str, Any]:
-    remedy = f"remove {folder} and run `tercet features` again"
-    return checked_manifest(read_json(folder / MANIFEST), folder / MANIFEST, remedy)
+    return checked_manifest(read_json(folder / MANIFEST), folder / MANIFEST, _remedy(folder))
 
 
-@lru_cache(maxsize=64)
-def _check_once(folder: Path, checksums: tuple[tuple[str, str], ...], status: tuple[tuple[str, int, int], ...]) -> None:
-    """Cached while the sizes and modification times of the files are the same."""
-    check_checksums(folder, dict(checksums), folder / MANIFEST, f"remove {folder} and run `tercet features` again")
+def _remedy(folder: Path) -> str:
+    return f"remove {folder} and run `tercet features` again"
 
 
 def _images_of_source(path: Path, split: str, names: Sequence[str]) -> ImageFiles | None:
@@ -373,7 +364,7 @@ PRECOMP_SPLIT_NAMES = {"val": "dev"}  # as the loaders of SCAN and its successor
 def write_precomp(data: DataSet, target: Path, bar: Bar = NO_BAR) -> list[str]:
     """Write a precomp folder; return warnings about what the format cannot represent. `bar` counts images."""
     warnings = []
-    with atomic_directory(target) as folder:
+    with converted_directory(target, conversion_of(data, "precomp")) as folder:
         for name, split in data.splits.items():
             warnings += _write_precomp_split(folder, PRECOMP_SPLIT_NAMES.get(name, name), split)
             bar.advance(len(split.image_names))
