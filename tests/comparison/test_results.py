@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tercet.comparison.family import Looks
+from tercet.comparison.family import significance as significance_of_values
 from tercet.comparison.results import Failure, Results, significance_of
 from tercet.comparison.summary import (
     Caution,
@@ -205,6 +206,13 @@ def test_the_next_step_is_what_tells_most(clear, results, tmp_path):
     assert command == f"tercet doctor {folder}"
     assert folder in [run.folder for run in clear.runs["best"].values()]
     assert "--until-decided" in next_step(results, significance_of(results, "rsum"), (), 6)[1]
+    random, names = np.random.default_rng(0), results.names()
+    shared = 100 * random.standard_normal((len(names), 1, 50))  # images vary, seeds hardly do: seeds decide nothing
+    too_few_images = significance_of_values(
+        {name: shared[i] + 0.01 * random.standard_normal((3, 50)) for i, name in enumerate(names)}
+    )
+    assert not too_few_images.decided
+    assert "tercet doctor" in next_step(results, too_few_images, (), 6)[1]
     one = make_results(tmp_path, {"a": 6.0, "b": 5.0}, seeds=1)
     assert "--seeds 3" in next_step(one, significance_of(one, "rsum"), (), 6)[1]
 

@@ -110,7 +110,11 @@ def next_step(
         return folder, f"the same command with --epochs{longer}, because validation was still rising"
     if len(significance.order) > 1 and significance.one_seed:
         return folder, "the same command with --seeds 3, because one seed says nothing about training"
-    if not significance.decided and any(_more_seeds_help(pair, significance) for pair in significance.pairs):
+    of_leader = significance.of(significance.baseline or names[0])
+    open_questions = [
+        pair for pair in of_leader if not pair.decided and (significance.baseline or _other(pair, names[0]) in names)
+    ]
+    if open_questions and all(_more_seeds_help(pair, significance) for pair in open_questions):
         return folder, "the same command with --until-decided"
     return folder, f"tercet doctor {shlex.quote(str(folder))}"
 
@@ -432,7 +436,7 @@ def _claimable(significance: Significance, found: Sequence[Caution]) -> list[str
 
 
 def _more_seeds_help(pair: Pair, significance: Significance) -> bool:
-    return not pair.decided and pair.test.seeds_needed(significance.level) is not None
+    return pair.test.seeds_needed(significance.level) is not None
 
 
 def _best_run(results: Results, name: str) -> Path:
