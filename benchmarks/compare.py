@@ -96,7 +96,7 @@ def measured(grid, turns, scratch):
 
 def sequential(grid, data, runs):
     """Train every run with a command of its own; return the peak memory in MB."""
-    common = ("--data", data, "--epochs", grid.epochs, "--runs", runs)
+    common = (data, "--epochs", grid.epochs, "--runs", runs)
     commands = (("--objective", name, "--seed", seed) for name in grid.objectives for seed in range(grid.seeds))
     return max(peak_of_command("train", *common, *command) for command in commands)
 

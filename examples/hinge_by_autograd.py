@@ -1,6 +1,6 @@
 """A user-defined loss on S, differentiated by autograd: the hinge with the hardest negative, both directions.
 
-tercet train --objective examples/hinge_by_autograd.py:hinge
+tercet train scenes --objective examples/hinge_by_autograd.py:hinge
 """
 
 import torch

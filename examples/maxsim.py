@@ -1,6 +1,6 @@
 """A model from outside: late interaction (MaxSim) of image patches and words, in the manner of ColBERT.
 
-    tercet train --model examples/maxsim.py:MaxSim --data scenes:500 --objective nt-xent
+    tercet train scenes:500 --model examples/maxsim.py:MaxSim --objective nt-xent
 
 Nothing in Tercet knows this class. It trains, is evaluated, mined, analysed, indexed and searched because it has the
 methods of `tercet.interfaces.LateInteraction`.

@@ -238,7 +238,7 @@ def test_settings_of_a_function_in_a_file(tmp_path, capsys):
         "def f(S, positives, margin=0.2, kind='a'):\n    return (~positives) * margin - positives.to(S.dtype)\n"
     )
     assert tercet.objective(f"{file}:f:margin=0.3").settings == {"reduction": "sum", "margin": 0.3, "kind": "a"}
-    common = ["--data", "scenes:60", "--epochs", "1", "--batch-size", "50", "--runs", str(tmp_path / "runs")]
+    common = ["scenes:60", "--epochs", "1", "--batch-size", "50", "--runs", str(tmp_path / "runs")]
     main(["train", *common, "--objective", f"{file}:f:margin=0.3", "--warmup-objective", f"{file}:f:margin=0.9"])
     (run,) = (tmp_path / "runs").iterdir()
     settings = json.loads((run / "settings.json").read_text())

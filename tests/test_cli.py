@@ -261,3 +261,15 @@ def test_checkpoints_of_every_original_can_be_imported(tmp_path):
     done = tercet("import", "bfan", str(GOLDENS / files["scan"]), str(tmp_path / "wrong"))
     assert done.returncode == 2
     assert "trained with option cross_attn, which BFAN does not have" in done.stderr
+
+
+def test_a_reader_that_closes_the_pipe_gets_no_message():
+    """As in `tercet compare --help | head -1`; the reader is gone before a line is written."""
+    for arguments in (["--help"], ["compare", "--help"], ["list", "objectives"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "tercet", *arguments]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+        os.close(writer)
+        assert done.returncode in (1, 141)  # 1 where rich writes
+        assert done.stderr == ""

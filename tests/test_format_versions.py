@@ -56,7 +56,7 @@ def test_a_mined_table_and_features(run, tmp_path, capsys):
     main(["mine", str(run), "--data", SCENES, "--out", str(table), "--top-captions", "9", "--top-images", "9"])
     with_version(table, "mined.json", 7)
     refuses(capsys, "mine", run, "--data", SCENES, "--out", table, "--top-captions", 9, "--top-images", 9)
-    refuses(capsys, "train", "--data", SCENES, "--objective", "aoq", "--mined", table, "--runs", tmp_path)
+    refuses(capsys, "train", SCENES, "--objective", "aoq", "--mined", table, "--runs", tmp_path)
     command = ["features", "scenes:9", features, "--image-encoder", "none", "--text-encoder", "bag-of-words"]
     main([*map(str, command)])
     with_version(features, "features.json", 7)

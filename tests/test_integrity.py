@@ -191,7 +191,7 @@ def test_features_are_checked_when_they_are_read(tmp_path, capsys):
     main(["features", "scenes:9", str(out), "--image-encoder", "none", "--text-encoder", "bag-of-words"])
     open_data(out)
     flip_bit(out / "train_ims.npy", -2)
-    line = one_line(capsys, "train", "--data", out, "--epochs", 1, "--runs", tmp_path / "runs")
+    line = one_line(capsys, "train", out, "--epochs", 1, "--runs", tmp_path / "runs")
     assert "train_ims.npy is missing or was changed" in line
     assert not list((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
 

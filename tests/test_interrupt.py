@@ -26,7 +26,7 @@ from tests.mining.test_mine import MODEL as MINING_MODEL
 from tests.mining.test_mine import scorer_of, world
 
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
-TRAIN = ("--data", "scenes:60", "--epochs", 2, "--batch-size", 50, "--model-settings", "embed_dim=8")
+TRAIN = ("scenes:60", "--epochs", 2, "--batch-size", 50, "--model-settings", "embed_dim=8")
 CHANGING = ("machine.json", "log.txt", "ranks.npz")
 
 

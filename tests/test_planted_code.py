@@ -165,7 +165,7 @@ COMMANDS = {
     "index": [lambda folder, out: tercet("search", folder, "a red square")],
     "features": [
         lambda folder, out: tercet("data", "inspect", folder),
-        lambda folder, out: tercet("train", "--data", folder, "--epochs", 1, "--runs", out),
+        lambda folder, out: tercet("train", folder, "--epochs", 1, "--runs", out),
     ],
     "mined": [lambda folder, out: tercet("mine", small_run(), "--data", SMALL["data"], "--out", folder)],
 }

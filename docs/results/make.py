@@ -127,7 +127,7 @@ def goal(lines: list[dict]) -> str:
             "",
             "```",
             "tercet features flickr8k flickr8k_features --image-encoder none --features global",
-            "tercet train --data flickr8k_features --model-settings embed_dim=512 --seed S --objective con/con",
+            "tercet train flickr8k_features --model-settings embed_dim=512 --seed S --objective con/con",
             "tercet train ... --objective examples/hinge_by_autograd.py:hinge",
             "```",
             "",
@@ -175,7 +175,7 @@ def systems_rows(lines: list[dict]) -> list[str]:
 
 def systems_commands(lines: list[dict]) -> list[str]:
     return [
-        "tercet train --data {data}{features} --model {model} --objective {objective} "
+        "tercet train {data}{features} --model {model} --objective {objective} "
         "{widths}--epochs {epochs} "
         "--learning-rate {rate:g} --schedule {schedule}{decay} --warmup-epochs {warm:g}{first}".format(
             data=line["settings"]["data"],

@@ -160,7 +160,7 @@ def test_code_that_a_run_folder_names_is_not_run(tmp_path, capsys, key):
     for command in (
         ["doctor", run, "--out", tmp_path / "out"],
         ["analyse", run, "--cocos", "--out", tmp_path / "out"],
-        ["train", "--config", run / "settings.json", "--runs", tmp_path / "again", "--data", "nowhere"],
+        ["train", "nowhere", "--config", run / "settings.json", "--runs", tmp_path / "again"],
         ["train", "--config", run / "settings.json", "--help"],
     ):
         with suppress(SystemExit):  # a config that a config names is not read at all

@@ -344,7 +344,7 @@ def test_train_mine_and_train_again_by_the_commands(tmp_path):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    small = ("--data", "scenes:90", "--epochs", "1", "--batch-size", "50", "--model-settings", "embed_dim=16")
+    small = ("scenes:90", "--epochs", "1", "--batch-size", "50", "--model-settings", "embed_dim=16")
     tercet_("train", *small)
     run = only_run(tmp_path / "runs")
     output = tercet_("mine", str(run), "--data", "scenes:90")

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tercet import runs
 from tests.commands import tercet
 
-ARGUMENTS = ["--data", "scenes:120", "--epochs", "2", "--batch-size", "50", "--precision", "float64"]
+ARGUMENTS = ["scenes:120", "--epochs", "2", "--batch-size", "50", "--precision", "float64"]
 CASES = {
     "heads": ["--objective", "nt-xent", "--model-settings", "embed_dim=16"],
     "several captions": ["--objective", "smooth-ap", "--captions-per-image", "5", "--model-settings", "embed_dim=16"],
@@ -56,7 +56,7 @@ def test_several_processes_make_the_steps_of_one(tmp_path, case, count):
 @pytest.mark.slow
 def test_batch_norm_in_several_processes_is_refused(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    more = ["--data", "scenes:60", "--model", "vsrn", "--features", "regions", "--model-settings", "embed_dim=8"]
+    more = ["scenes:60", "--model", "vsrn", "--features", "regions", "--model-settings", "embed_dim=8"]
     command += ["tercet", "train", "--epochs", "1", "--batch-size", "20", *more, "--runs", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode != 0

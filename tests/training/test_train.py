@@ -22,7 +22,7 @@ from tercet.inference import load
 from tests.commands import tercet as command
 from tests.training.small_training import SMALL
 
-ARGUMENTS = ["--data", "scenes:90", "--epochs", "4", "--batch-size", "32", "--checkpoint-every", "7"]
+ARGUMENTS = ["scenes:90", "--epochs", "4", "--batch-size", "32", "--checkpoint-every", "7"]
 RESULTS = ("weights.safetensors", "metrics.jsonl", "settings.json", "config.json")
 
 

@@ -22,6 +22,16 @@ class Command(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command. Exit code 2 and a one-line message after a user error, 130 after Ctrl-C, 143 after SIGTERM."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has closed the pipe, as `head` does: nothing to report. Python flushes stdout once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _run(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return
@@ -36,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         trust(_trusted(arguments))  # before --config is read
         with stop_on_signals():
             command.run(_parse(arguments[0], command, arguments[1:]))
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         _stop(2, f"tercet {arguments[0]}: {error}")
     except KeyboardInterrupt as error:

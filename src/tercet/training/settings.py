@@ -37,7 +37,7 @@ class TrainSettings:
     ends with bit-identical weights.
     """
 
-    data: str = "scenes"
+    data: tyro.conf.Positional[str] = "scenes"
     """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes, the generated dataset
     (scenes:500 for 500 training images)."""
     model: str = "heads"

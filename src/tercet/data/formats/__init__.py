@@ -16,7 +16,7 @@ from tercet.names import is_in_memory
 from tercet.plugins import all_of, find
 
 ENTRY_POINTS = "tercet.formats"
-GIVE_AGAIN = "give it again, as data=... of tercet.train, or a path to the same images and captions with --data"
+GIVE_AGAIN = "give it again, as data=... of tercet.train, or as a path to the same images and captions"
 
 
 class Format(NamedTuple):
