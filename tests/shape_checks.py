@@ -37,18 +37,23 @@ def checked(*, typechecker: Callable) -> Callable:
 
 
 def _checked_function(function):
-    hints = {name: _resolved(hint, function) for name, hint in function.__annotations__.items()}
-    if not hints:
+    if not function.__annotations__:
         return function
-    check = _CHECKER(_annotated(function, hints))
-    if any(_has_shape(hint) for hint in hints.values()):
-        check = _with_own_axes(check)
+    check = functools.cache(
+        lambda: _check_of(function)
+    )  # at the first call: most functions are not called by a process
 
     @functools.wraps(function)
     def checked_or_not(*args, **kwargs):
-        return (function if jaxtyping.config.jaxtyping_disable else check)(*args, **kwargs)
+        return (function if jaxtyping.config.jaxtyping_disable else check())(*args, **kwargs)
 
     return checked_or_not
+
+
+def _check_of(function):
+    hints = {name: _resolved(hint, function) for name, hint in function.__annotations__.items()}
+    check = _CHECKER(_annotated(function, hints))
+    return _with_own_axes(check) if any(_has_shape(hint) for hint in hints.values()) else check
 
 
 def _with_own_axes(check):

@@ -1,8 +1,9 @@
-"""Small finished runs, trained once per test process."""
+"""Small finished runs, trained once for all test processes."""
 
+import os
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 
 import tercet
 
@@ -11,7 +12,9 @@ SMALL = {"data": "scenes:90", "epochs": 2, "batch_size": 50, "model_settings": {
 
 @cache
 def root() -> Path:
-    return Path(mkdtemp(prefix="tercet_runs_"))
+    """A folder of its own for one call of pytest; its worker processes share it, and a run locks its own folder."""
+    shared = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    return Path(gettempdir(), f"tercet_runs_{shared}") if shared else Path(mkdtemp(prefix="tercet_runs_"))
 
 
 @cache

@@ -265,7 +265,7 @@ def test_checkpoints_of_every_original_can_be_imported(tmp_path):
 
 def test_a_reader_that_closes_the_pipe_gets_no_message():
     """As in `tercet compare --help | head -1`; the reader is gone before a line is written."""
-    for arguments in (["--help"], ["compare", "--help"], ["list", "objectives"]):
+    for arguments in (["compare", "--help"], ["list", "objectives"]):
         reader, writer = os.pipe()
         os.close(reader)
         command = [sys.executable, "-m", "tercet", *arguments]

@@ -267,6 +267,7 @@ def test_what_numpy_says_of_a_full_disk_is_understood(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_file_larger_than_allowed_is_one_line(tmp_path):
     """A real limit in a real process: a write beyond it neither ends the process by a signal nor loses work."""
     command = [sys.executable, "-m", "tercet", "features", "scenes:90", str(tmp_path / "out")]

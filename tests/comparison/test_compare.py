@@ -67,6 +67,7 @@ def test_the_report_needs_no_network(comparison):
     assert page.count("data:image/jpeg") > 20
 
 
+@pytest.mark.slow
 def test_names_may_contain_any_character_and_an_edited_objective_is_detected(tmp_path):
     odd = tmp_path / "_we$ir_{d$ <b>[red] & x.py"
     odd.write_text("def own(S, positives):\n    return -positives.to(S.dtype)\n")

@@ -7,11 +7,10 @@ import subprocess
 import sys
 import time
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from urllib.parse import urlencode, urlsplit
 
 import torch
+from filelock import FileLock
 
 from tercet.cli.main import main
 from tercet.data.formats import open_data
@@ -19,6 +18,7 @@ from tercet.data.text.vocabulary import build_vocabulary
 from tercet.data.transforms import TransformSettings, squash_transform
 from tercet.inference import Preprocessor, Retriever
 from tercet.models import build, preset
+from tests.shared_runs import root
 from tests.tiny_models import RESNET
 
 SCENES = "scenes:9"
@@ -52,8 +52,12 @@ def index(folder, name, retriever, images=SCENES):
 
 @cache
 def shared_index(system, seed=0):
-    """An index of the scenes, built once per test process; tests that change one copy it."""
-    return index(Path(mkdtemp(prefix="tercet_indexes_")), "index", model(system, seed))
+    """An index of the scenes, built once for all test processes; tests that change one copy it."""
+    folder = root() / "indexes" / f"{system}_{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        complete = (folder / "index" / "index.json").exists()
+        return folder / "index" if complete else index(folder, "index", model(system, seed))
 
 
 def call(arguments):

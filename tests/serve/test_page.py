@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     for name, given in (("first", ("vsepp", 0)), ("second", ("vsepp", 1)), ("regions", ("scan", 0))):
         shutil.copytree(shared_index(*given), folder / name)
-    settings = {"data": "scenes:60", "objectives": ("triplet-sh", "nt-xent"), "seeds": 2, "epochs": 2, "processes": 2}
+    settings = {"data": "scenes:60", "objectives": ("triplet-sh", "nt-xent"), "seeds": 2, "epochs": 2, "processes": 1}
     settings["no_tune"] = True
     tercet.compare(**settings, runs=folder / "runs").save()
     return folder
@@ -273,6 +273,7 @@ def test_the_link_opened_last_is_shown(browser, address):
     context.close()
 
 
+@pytest.mark.slow
 def test_the_search_box_works_before_any_script_is_loaded(browser, address):
     """On a CPU six times slower and with scripts delayed, text typed before they load stays and is searched for."""
     context = browser.new_context(viewport={"width": 390, "height": 800})

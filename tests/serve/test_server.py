@@ -458,6 +458,7 @@ def test_names_in_the_host_header():
     assert {"localhost", "photos.example", socket.gethostname().lower()} <= others
 
 
+@pytest.mark.slow
 def test_host_names_are_checked_where_others_can_connect():
     """With and without a token: a page of another site whose name resolves to this machine reads nothing."""
     with serving("--host", "0.0.0.0", "--host-names", "Photos.example", wait=False) as (link, process):

@@ -13,6 +13,7 @@ from tercet.training.evaluate_run import evaluate_models
 from tercet.training.settings import EvaluateSettings
 from tercet.training.step import Step, objective_for
 from tercet.types import Batch
+from tests.examples import others_slow
 from tests.tiny_models import SWIN, save_tokenizer
 from tests.training.small_training import small_settings
 
@@ -30,7 +31,7 @@ def trained(tmp_path_factory):
     return train(tmp_path_factory.mktemp("runs"), objective="nt-xent")
 
 
-@pytest.mark.parametrize("objective", ["nt-xent", "cir/sig-ms", pytest.param("con/sig-ms", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("objective", others_slow(["nt-xent", "cir/sig-ms", "con/sig-ms"], 2))
 def test_any_objective_in_place_of_nt_xent(tmp_path, trained, objective):
     run = trained if objective == "nt-xent" else train(tmp_path, objective=objective)
     settings = json.loads((run.folder / "settings.json").read_text())

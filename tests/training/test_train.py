@@ -270,7 +270,9 @@ def test_nan_at_the_first_step_keeps_the_folder(tmp_path, monkeypatch):
             },
             marks=pytest.mark.slow,
         ),
-        {"model": "vse-infinity", "model_settings": {"embed_dim": 8}, "precision": "bf16"},
+        pytest.param(
+            {"model": "vse-infinity", "model_settings": {"embed_dim": 8}, "precision": "bf16"}, marks=pytest.mark.slow
+        ),
         {"grad_cache": 9, "ignore_equal_text": True, "objective": "cir/sig-ms"},
     ],
     ids=str,

@@ -46,6 +46,7 @@ def figures(out, *arguments):
 
 
 @pytest.mark.parametrize("with_run", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_figures_of_goal_with_other_diagrams_with_and_without_a_run(tmp_path, with_run):
     runs_ = [(small_run(),)] if with_run else []
     assert figures(tmp_path, *runs_) == {"goal_figure_2", "goal_figure_3", "diagram_triplet"}
@@ -125,6 +126,7 @@ def test_errors_are_one_line(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_all_of_a_run_without_triplets_and_the_same_objective_twice(tmp_path):
     folder = small_run(cocos_every=0)
     run = tercet("analyse", folder, "--out", tmp_path / "all")

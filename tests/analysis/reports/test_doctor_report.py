@@ -29,6 +29,7 @@ from tercet.data.text.vocabulary import build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings
 from tests.analysis.reports.faulty_runs import NAMES, SMALL, every_run, make_faulty, make_healthy
 from tests.checksums import record_again
+from tests.examples import others_slow
 
 
 def findings_of(run):
@@ -47,7 +48,7 @@ def healthy(tmp_path_factory):
     return make_healthy(1, tmp_path_factory.mktemp("healthy"))
 
 
-@pytest.mark.parametrize("name", ["leakage", "false negatives", "dead objective"])
+@pytest.mark.parametrize("name", others_slow(["leakage", "false negatives", "dead objective"], 1))
 def test_the_fault_of_a_faulty_run_is_found(name, faulty):
     assert name in findings_of(faulty(name))
 
@@ -250,6 +251,7 @@ def test_a_model_that_compares_pairs_is_measured_too(tmp_path, monkeypatch):
     assert report.measurements.evenness is None
 
 
+@pytest.mark.slow
 def test_equal_text_that_training_ignored_is_not_a_false_negative(faulty, tmp_path):
     data = runs.read_settings(faulty("false negatives").folder)["data"]
     ignoring = tercet.train(**SMALL | {"data": data, "ignore_equal_text": True, "epochs": 3}, runs=tmp_path)

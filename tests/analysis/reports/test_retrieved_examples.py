@@ -170,6 +170,7 @@ def test_two_runs_must_have_the_same_held_out_split(loaded, hostile, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_hostile_names_are_escaped(hostile, tmp_path):
     """Without image files, names and captions are on the page as text."""
     page = write_examples(hostile, None, tmp_path, queries=["caption:7", f"test {NAME}", TEXT[:8]], shown=10)
