@@ -6,8 +6,6 @@ What to write instead: resume, cache, atomic, re-rank, token ids, CPU, log, filt
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 IDENTIFIERS = [
@@ -109,14 +107,12 @@ def matches(pattern: re.Pattern[str], file: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("file", CODE, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_banned_identifier(file):
-    assert not matches(BANNED, file)
+def test_no_banned_identifier():
+    assert not [match for file in CODE for match in matches(BANNED, file)]
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_plain_technical_english(file):
-    assert not matches(UNCLEAR, file)
+def test_plain_technical_english():
+    assert not [match for file in SOURCES for match in matches(UNCLEAR, file)]
 
 
 def test_the_lists_can_fail(tmp_path, monkeypatch):

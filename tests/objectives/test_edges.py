@@ -6,6 +6,7 @@ import torch
 
 import tercet
 from tercet.objectives import OBJECTIVES
+from tests.examples import others_slow
 
 EVERY = [(name, {}) for name in OBJECTIVES] + [(name, {"reading": "code"}) for name in OBJECTIVES if "/" in name]
 every_objective = pytest.mark.parametrize(("name", "settings"), EVERY, ids=str)
@@ -31,7 +32,7 @@ EDGES = {
 
 
 @every_objective
-@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("edge", others_slow([*EDGES][::2] + [*EDGES][1::2], 7))
 @pytest.mark.parametrize(
     "dtypes",
     [(torch.float32, torch.float16), pytest.param((torch.float64, torch.bfloat16), marks=pytest.mark.slow)],
