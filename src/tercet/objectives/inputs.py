@@ -155,11 +155,13 @@ def warn_of_embeddings(
 ) -> None:
     """Warn once per process of embeddings that are not L2-normalized, and of a batch without any positive pair.
 
-    Only the first calls are checked: later ones cost nothing.
+    Only the first calls of each kind (with ids, or paired by rows) are checked: later ones cost nothing.
     """
-    if _WARNINGS.unchecked_calls <= 0 or torch.compiler.is_compiling() or not images.numel() or not captions.numel():
+    if torch.compiler.is_compiling() or not images.numel() or not captions.numel():
         return
-    _WARNINGS.unchecked_calls -= 1
+    if _WARNINGS.unchecked_calls[paired_by_rows] <= 0:
+        return
+    _WARNINGS.unchecked_calls[paired_by_rows] -= 1
     norms = torch.cat([torch.linalg.vector_norm(x.detach().float(), dim=1) for x in (images, captions)])
     low, high = float(norms.min()), float(norms.max())
     if high > 1.01 or low < 0.99:
@@ -173,7 +175,7 @@ def warn_of_embeddings(
 
 class _Warnings:
     def __init__(self) -> None:
-        self.unchecked_calls = 3
+        self.unchecked_calls = {True: 3, False: 3}  # by paired_by_rows
         self._given: set[str] = set()
 
     def warn(self, text: str) -> None:

@@ -101,6 +101,7 @@ class ResolvedRun:
             raise ValueError(f"{folder} is finished and never overwritten: remove the folder to train it again")
         if runtime.is_main_process():
             runs.remove_leftovers(folder)
+            runs.check_run(folder)  # a result whose model cannot be loaded is not reported as finished
         return finished_run(folder)
 
     def open_folder(self) -> Path:
