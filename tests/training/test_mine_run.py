@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import tercet
-from tercet.data.hard_negatives import open_mined
+from tercet.data.hard_negatives import open_mined, table_checksum
 from tercet.training import mine_run as module
 from tercet.training.mine_run import mine_table, remine
 from tercet.training.prepare import resolve
 from tercet.training.settings import MineSettings, train_settings
+from tests import shared_runs
+from tests.shared_runs import small_run
 from tests.training.small_training import SMALL, small_data
 from tests.training.test_train import assert_same_run, interrupted_run
 
@@ -104,3 +106,13 @@ def test_the_table_has_a_copy_of_the_pairs(tmp_path, first_run, monkeypatch):
     with pytest.raises(ValueError, match=r"filter_pairs.csv: no such file"):
         tercet.train(**given | {"seed": 1})
     assert len(list((tmp_path / "runs").glob("2*"))) == 1
+
+
+def test_the_default_dataset_is_that_of_the_run(tmp_path):
+    run = small_run()
+    mine_table(MineSettings(run, out=tmp_path / "default", top_captions=9, top_images=9))
+    mine_table(MineSettings(run, shared_runs.SMALL["data"], tmp_path / "given", top_captions=9, top_images=9))
+    assert table_checksum(tmp_path / "default") == table_checksum(tmp_path / "given")
+    tercet.load(run).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="does not name its dataset: give it as --data"):
+        mine_table(MineSettings(tmp_path / "model", out=tmp_path / "none"))

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tercet import runs
 from tercet.console import ConsoleProgress, print_lines
 from tercet.data.dataset import PairedData
 from tercet.data.formats import open_data
@@ -35,8 +36,8 @@ from tercet.training.settings import MineSettings
 def mine_table(settings: MineSettings) -> MinedTable:
     """Mine a split, or open the table if it exists, and print what it holds."""
     retriever = load(settings.model)  # before the data, so that a wrong path fails at once
-    dataset = open_data(settings.data, images=settings.images, features=settings.features)
-    data = preprocess_split(retriever, settings.data, dataset.split(settings.split))
+    name, images, features = _dataset_of(settings)
+    data = preprocess_split(retriever, name, open_data(name, images=images, features=features).split(settings.split))
     filters = FalseNegativeFilters(
         settings.filter_skip_top,
         settings.filter_near_duplicates,
@@ -65,6 +66,17 @@ def mine_table(settings: MineSettings) -> MinedTable:
             to_stderr=True,
         )
     return table
+
+
+def _dataset_of(settings: MineSettings) -> tuple[str, Path | None, str | None]:
+    """(data, images, features): as given, else what the run was trained on."""
+    if settings.data is not None:
+        return settings.data, settings.images, settings.features
+    if not (settings.model / runs.SETTINGS).exists():
+        raise ValueError(f"{settings.model} is a saved model and does not name its dataset: give it as --data")
+    saved = runs.read_settings(settings.model)
+    images = settings.images or (None if saved.get("images") is None else Path(saved["images"]))
+    return str(saved["data"]), images, settings.features or saved.get("features")
 
 
 def table_of_epoch(

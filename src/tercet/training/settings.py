@@ -444,8 +444,9 @@ class MineSettings:
 
     model: tyro.conf.Positional[Path]
     """Run folder or saved model."""
-    data: str = "scenes"
-    """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes."""
+    data: str | None = None
+    """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes. None: the dataset that the
+    run was trained on."""
     out: Path | None = None
     """Output folder. None: mined/<name of the model folder>."""
     split: str = "train"
