@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tercet.data.dataset import DataSet
 from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
-from tercet.data.formats.converted import check_converted
+from tercet.data.formats.converted import CONVERTED, check_converted
 from tercet.data.formats.from_python import DataLike, read_object
 from tercet.data.scenes import scenes_data_set
 from tercet.data.textio import ErrorPolicy
@@ -74,7 +74,9 @@ def open_data(
     path, errors = Path(path), ErrorPolicy(skip=skip_bad)
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
-    check_converted(path)
+    folder = path if path.is_dir() else path.parent
+    if (folder / CONVERTED).is_file():  # written by `tercet data convert`
+        check_converted(folder, path)
     name = detect_format(path) if format is None else format
     known = find("format", name, FORMATS, ENTRY_POINTS)
     image_folder = None if images is None else Path(images)

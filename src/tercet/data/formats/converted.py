@@ -65,15 +65,12 @@ def is_converted(target: Path, conversion: dict[str, str]) -> bool:
     found = _manifest(target) if (target / CONVERTED).is_file() else {}
     if any(found.get(name) != value for name, value in conversion.items()):
         raise ValueError(f"{target} already exists and is not the result of this conversion; nothing is overwritten")
-    check_converted(target)
+    check_converted(target, target)
     return True
 
 
-def check_converted(path: Path) -> None:
-    """Check the files of a converted dataset, or the one that is given, against its manifest, if it has one."""
-    folder = path if path.is_dir() else path.parent
-    if not (folder / CONVERTED).is_file():
-        return
+def check_converted(folder: Path, path: Path) -> None:
+    """Check the files of a converted dataset against its manifest, or only `path` if it is one of them."""
     checksums = _manifest(folder).get(CHECKSUMS)
     if path != folder and isinstance(checksums, dict):
         if path.name not in checksums:
