@@ -10,6 +10,7 @@ it also writes the log file of the run folder.
 """
 
 import html
+import os
 import sys
 import time
 import unicodedata
@@ -25,6 +26,7 @@ from rich.progress import Progress as RichProgress
 from rich.segment import Segment
 
 JOINERS = "\u200c\u200d"  # invisible, but part of Persian words and of emoji
+FILE_WIDTH = 120  # columns where the output is no terminal
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_FRAMES = 0.25
 
@@ -51,7 +53,10 @@ def print_lines(*lines: str, to_stderr: bool = False) -> None:
 
 def terminal_console(**options: Any) -> Console:
     """rich's console, of which only rich itself sends control characters, and not the text that is shown."""
-    return _Console(**options)
+    console = _Console(**options)
+    if not (console.is_terminal or console.is_jupyter or "width" in options or "COLUMNS" in os.environ):
+        console.width = FILE_WIDTH
+    return console
 
 
 class _Console(Console):

@@ -39,7 +39,8 @@ def from_file(name: str) -> Any:
         _MODULES[key] = _import(file, path)
     module = _MODULES[key]
     if attribute not in vars(module):
-        defined = [name for name in vars(module) if not name.startswith("_")]
+        public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+        defined = [name for name, value in public.items() if not isinstance(value, ModuleType)]
         raise ValueError(
             f"{path} defines no {attribute!r}{suggest(attribute, defined)}; it defines: {', '.join(defined)}"
         )

@@ -221,8 +221,8 @@ def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np
     """Write an evaluation to a folder named by its inputs; the same evaluation is overwritten. Return the JSON file."""
     inputs = ("protocol", "ties", "rerank", "models", "weights", "data", "split", "checksums")
     identity = {name: content[name] for name in inputs}
-    name = "+".join(content["models"])[:120]
-    folder = root / f"{name}_{content['data']}_{content['split']}_{content['protocol']}_{run_hash(identity, '')}"
+    name, data = "+".join(content["models"])[:120], str(content["data"]).replace(":", "-")
+    folder = root / f"{name}_{data}_{content['split']}_{content['protocol']}_{run_hash(identity, '')}"
     make_root(folder)
     write_ranks(folder, ranks)
     write_json(folder / EVALUATION, content)

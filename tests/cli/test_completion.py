@@ -24,6 +24,8 @@ def script(shell, capsys) -> str:
         (["tercet", "train", "--sched"], "--schedule"),
         (["tercet", "train", "--schedule", "cos"], "cosine"),
         (["tercet", "data", "con"], "convert"),
+        (["tercet", "compare", "--metric", "r"], "rsum"),
+        (["tercet", "features", "--text-encoder", ""], "bag-of-words minilm"),
         (["tercet", "list", "enc"], "encoders"),
     ],
 )

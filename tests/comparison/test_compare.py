@@ -1,8 +1,11 @@
 """`tercet.compare` end to end: training, tuning, tests, tables, report, and the report in a browser."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -120,7 +123,9 @@ def test_a_rejected_run_gives_the_reason(tmp_path):
         no_tune=True,
         runs=tmp_path / "runs",
     )
-    assert [failure.why for failure in result.results.failures] == ["300 items do not fill one batch of 4000"] * 2
+    assert [failure.why for failure in result.results.failures] == [
+        "300 items do not fill one batch of 4000: batch_size must be at most 300"
+    ] * 2
 
 
 def test_every_objective_is_tuned_with_the_same_budget_and_never_on_test(tmp_path, capsys):
@@ -159,6 +164,21 @@ TINY = {
 }
 
 
+def test_a_script_without_a_guard_is_not_run_again(tmp_path):
+    """Processes with several threads are spawned, which by itself imports the main module."""
+    (tmp_path / "script.py").write_text(
+        "import os, tercet\n"
+        "print('script')\n"
+        "tercet.compare('scenes:60', objectives=['nt-xent', 'triplet'], epochs=1, no_tune=True, seeds=1, processes=1)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("script") == 1
+    assert "failed" not in done.stderr
+
+
 def test_more_seeds_until_it_is_decided(tmp_path, monkeypatch):
     monkeypatch.setattr("tercet.comparison.settings.LOOKS", (3,))
     broken = tmp_path / "broken.py"
@@ -193,6 +213,8 @@ def test_a_baseline_is_checked_before_training(tmp_path, comparison):
     for settings, message in (
         ({"rope": 0.0}, "--rope"),
         ({"until_decided": True, "seeds": 1}, "--until-decided needs"),
+        ({"until_decided": True, "seeds": 12}, "--until-decided trains up to 10 seeds; --seeds must be below, got 12"),
+        ({"no_tune": True, "tune": "full"}, "--no-tune and --tune full contradict each other"),
     ):
         with pytest.raises(ValueError, match=message):
             tercet.compare(runs=tmp_path / "runs", **SMALL | settings)

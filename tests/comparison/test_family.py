@@ -52,10 +52,20 @@ def test_an_interval_excludes_zero_exactly_if_the_difference_is_significant(seed
         found = tercet.significance(family(seeds, step, random=random), baseline)
         for pair in found.pairs:
             assert pair.difference >= 0
-            assert (pair.low > 0) == (pair.p < 0.05) == pair.significant
+            assert (pair.low > 0) == (pair.p < 0.05) == pair.differs
+            assert pair.significant == (pair.differs and seeds > 1)
             assert pair.low <= pair.difference <= pair.high
-            kinds.add(pair.significant)
+            kinds.add(pair.differs)
     assert kinds == {True, False}
+
+
+def test_one_seed_gives_no_best_and_no_letters():
+    found = tercet.significance(family(1, 1.0))
+    assert any(pair.differs for pair in found.pairs)
+    assert "on these very weights; nothing is known about training" in repr(found)
+    assert found.best == list(found.order)
+    assert found.letters() == {}
+    assert not any(pair["significant"] for pair in found.to_dict()["pairs"])
 
 
 def test_the_end_toward_zero_is_at_the_level_at_which_holm_tested_the_pair():

@@ -181,13 +181,24 @@ def test_a_row_that_still_rises_carries_no_claim(tmp_path):
     assert text.startswith("Use b: rsum")
     assert "better than c" in text
     assert "better than a" not in text
-    assert "No claim is made about a (by 25 % in the last third of the epochs): validation was still rising" in text
+    assert "No claim is made about a (+25 % in the last third of the epochs): validation was still rising" in text
     assert "What may change this: a learning rate tuned for each objective and more epochs" in text
     folder, command = next_step(results, significance_of(results, "rsum"), found, 6)
     assert folder in [run.folder for run in results.runs["b"].values()]
     assert "--epochs 12" in command
     every = [Caution(name, "rising", "by 9 %") for name in "abc"]
     assert say(results, found=every).startswith("No claim: no objective was trained to its end.")
+
+
+def test_one_validation_shows_no_trend(tmp_path):
+    results = make_results(tmp_path, {"a": 6.0, "b": 2.0}, seeds=3, curves={"a": [300.0], "b": [250.0]})
+    found = cautions(results, {})
+    text = say(results, found=found)
+    assert text.startswith("No claim: no objective was trained to its end.")
+    assert "a (validated once) and b (validated once): validation may still have been rising" in text
+    assert "and more epochs" in text
+    _, command = next_step(results, significance_of(results, "rsum"), found, 1)
+    assert command == "the same command with --epochs 2, because one validation does not show a trend"
 
 
 def test_chance_level_and_rates_at_the_end_of_the_search(tmp_path):

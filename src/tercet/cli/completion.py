@@ -8,6 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import tyro
 
 from tercet.cli.list import LISTS, What
+from tercet.data.encoders.registry import all_encoders
+from tercet.evaluation.metrics import metric_names
 
 Shell = Literal["bash", "zsh", "fish"]
 Flags = dict[str, tuple[str, ...]]
@@ -20,11 +22,8 @@ NAMES: dict[str, tuple[What, ...]] = {
     "warmup_objective": ("objectives",),
     "models": ("models", "recipes"),
     "format": ("formats",),
-    "image_encoder": ("encoders",),
-    "text_encoder": ("encoders",),
     "executor": ("executors",),
     "store": ("stores",),
-    "metric": ("metrics",),
     "protocol": ("protocols",),
     "protocols": ("protocols",),
 }
@@ -75,6 +74,11 @@ def _is_positional(annotation: Any) -> bool:
 
 
 def _values(command: str, name: str, annotation: Any) -> tuple[str, ...]:
+    if name == "metric":
+        return tuple(metric_names(larger_is_better=True))
+    if name in ("image_encoder", "text_encoder"):
+        side = "image" if name == "image_encoder" else "text"
+        return tuple(sorted(each for each, encoder in all_encoders().items() if getattr(encoder, side) is not None))
     kinds = NAMES["models"] if (command, name) == ("train", "model") else NAMES.get(name, ())
     if kinds:
         return tuple(dict.fromkeys(value for kind in kinds for value in LISTS[kind]()))

@@ -82,12 +82,10 @@ def _metrics() -> dict[str, str]:
 
 
 def _encoders() -> dict[str, str]:
-    from tercet.data.encoders.registry import ENCODERS, ENTRY_POINTS, Encoder
-    from tercet.plugins import all_of
+    from tercet.data.encoders.registry import all_encoders
 
-    encoders = all_of(ENCODERS, ENTRY_POINTS, Encoder)
     listed = {}
-    for name, encoder in encoders.items():
+    for name, encoder in all_encoders().items():
         kinds = [kind for kind, build in (("images", encoder.image), ("texts", encoder.text)) if build is not None]
         listed[name] = f"{' and '.join(kinds)}; {encoder.description}"
     return listed | {"NAME or path": "images or texts; any Hugging Face model"}

@@ -39,8 +39,14 @@ class Pair:
     test: PairedComparison
 
     @property
-    def significant(self) -> bool:
+    def differs(self) -> bool:
+        """In the test that was possible: with one seed, on these very weights only."""
         return self.p < LEVEL and self.difference > 0
+
+    @property
+    def significant(self) -> bool:
+        """Never with one seed, which says nothing about training."""
+        return self.differs and self.test.seeds > 1
 
     @property
     def decided(self) -> bool:
@@ -67,6 +73,10 @@ class Significance:
     """Share of the error rate of 0.05 that these tests use; the rest is for other numbers of seeds."""
 
     def __repr__(self) -> str:
+        if self.one_seed:
+            differ = sum(pair.differs for pair in self.pairs)
+            differ_of = f"{differ} of {len(self.pairs)} pairs differ on these very weights"
+            return f"Significance({len(self.order)} variants, one seed: {differ_of}; nothing is known about training)"
         differ = sum(pair.significant for pair in self.pairs)
         best = ", ".join(name[:40] for name in self.best[:3]) + (", ..." if len(self.best) > 3 else "")
         return f"Significance({len(self.order)} variants, {differ} of {len(self.pairs)} pairs differ; best: {best})"
@@ -140,7 +150,7 @@ class Significance:
     def letters(self, names: Sequence[str] | None = None) -> dict[str, str]:
         """Group letters of the names, or of some of them; none if all were compared with a baseline only."""
         order = [name for name in self.order if names is None or name in names]
-        if self.baseline is not None or len(order) < 2:
+        if self.baseline is not None or len(order) < 2 or self.one_seed:
             return {}
         different = [
             (pair.first, pair.second)
@@ -158,7 +168,8 @@ class Significance:
             mean = f"{self.means[name]:.{self.places}f}" + ("" if std is None else f" ± {std:.{self.places}f}")
             cells = [Cell(mean, name in self.best), Cell(str(self.seeds[name]))]
             rows.append((name, cells))
-        title = f"Mean ± std (n-1) over seeds, {self.images:,} images; bold: may be the best"
+        spread = "One seed" if self.one_seed else "Mean ± std (n-1) over seeds"
+        title = f"{spread}, {self.images:,} images; bold: may be the best"
         return with_marks(Table(title, ("objective", "mean", "seeds"), rows), marks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -277,6 +288,8 @@ def compare_family(
 
 def check_values(values: Mapping[str, ArrayLike]) -> Values:
     """Arrays of floats; raises if they cannot be compared."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"values must be a dict of name: array (seed, image), got {type(values).__name__}")
     arrays = {str(name): np.asarray(array, dtype=np.float64) for name, array in values.items()}
     if not arrays:
         raise ValueError("there are no values to compare: give an array (seed, image) for each name")

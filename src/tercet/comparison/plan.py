@@ -286,7 +286,8 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         items = len(owners) if default.captions_per_image is None else int((owners.bincount() > 0).sum())
         steps = default.epoch_steps or items // default.batch_size // default.grad_accum_steps
         if not steps:
-            raise ValueError(f"{items} items do not fill one batch of {default.batch_size}")
+            size = default.batch_size
+            raise ValueError(f"{items} items do not fill one batch of {size}: give --train batch_size={items}, or less")
         settings = replace(settings, epoch_steps=steps)
     return PlannedRun(variant, settings)
 

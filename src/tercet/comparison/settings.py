@@ -104,6 +104,10 @@ class CompareSettings:
             raise ValueError(f"--{'models' if self.objectives else 'objectives'} needs at least one name")
         if self.until_decided and self.seeds < 2:
             raise ValueError(f"--until-decided needs --seeds of at least 2, got {self.seeds}")
+        if self.until_decided and self.seeds >= LOOKS[-1]:
+            raise ValueError(f"--until-decided trains up to {LOOKS[-1]} seeds; --seeds must be below, got {self.seeds}")
+        if self.no_tune and self.tune != CompareSettings.tune:
+            raise ValueError(f"--no-tune and --tune {self.tune} contradict each other: give one of them")
         if self.rope is not None and not 0 < self.rope < float("inf"):
             raise ValueError(f"--rope must be a number of points above 0, got {self.rope}")
         self._check_from()

@@ -23,10 +23,11 @@ from tercet.evaluation.metrics import largest_value
 from tercet.evaluation.significance import LEVEL, MAX_SEEDS, POWER
 
 THRESHOLDS = {rule.name: rule.threshold for rule in RULES}
-Kind = Literal["rising", "over-fitted", "at chance level", "rate at the end"]
+Kind = Literal["rising", "one validation", "over-fitted", "at chance level", "rate at the end"]
 MAX_NAMES = 6  # variants listed in a sentence; the rest is counted
 NO_CLAIM: dict[Kind, str] = {
     "rising": "validation was still rising when training ended: more --epochs",
+    "one validation": "validation may still have been rising when training ended: more --epochs",
     "over-fitted": "validation fell after its best epoch: fewer --epochs",
     "at chance level": "the model is at chance level: collapsed or not trained, see tercet doctor",
 }
@@ -105,9 +106,11 @@ def next_step(
     names = recommended(significance, found) or list(significance.order)
     folder = _best_run(results, names[0])
     kinds = {caution.name: caution.kind for caution in found}
-    if kinds.get(significance.order[0]) == "rising" or not _claimable(significance, found):
+    first = kinds.get(significance.order[0])
+    if first in ("rising", "one validation") or not _claimable(significance, found):
         longer = "" if epochs is None else f" {2 * epochs}"
-        return folder, f"the same command with --epochs{longer}, because validation was still rising"
+        why = "validation was still rising" if first != "one validation" else "one validation does not show a trend"
+        return folder, f"the same command with --epochs{longer}, because {why}"
     if len(significance.order) > 1 and significance.one_seed:
         return folder, "the same command with --seeds 3, because one seed says nothing about training"
     of_leader = significance.of(significance.baseline or names[0])
@@ -190,13 +193,16 @@ def _of_training(name: str, variant_runs: Sequence[Run]) -> Caution | None:
     ahead = min(mean(shares) for shares in zip(*(run.ranks.shares_ahead() for run in variant_runs), strict=True))
     if ahead > CHANCE_LEVEL:
         return Caution(name, "at chance level", f"{100 * ahead:.0f} % of the negatives are ahead of a positive")
-    changes = [rise_and_fall(_curve(run)) for run in variant_runs]
+    curves = [_curve(run) for run in variant_runs]
+    if all(len(curve) == 1 for curve in curves):
+        return Caution(name, "one validation", "validated once")
+    changes = [rise_and_fall(curve) for curve in curves]
     rises = [rise for rise, _ in changes if rise is not None]
     falls = [fall for _, fall in changes if fall is not None]
     if rises and mean(rises) > THRESHOLDS["under-training"]:
-        return Caution(name, "rising", f"by {100 * mean(rises):.0f} % in the last third of the epochs")
+        return Caution(name, "rising", f"+{100 * mean(rises):.0f} % in the last third of the epochs")
     if falls and mean(falls) > THRESHOLDS["over-fitting"]:
-        return Caution(name, "over-fitted", f"by {100 * mean(falls):.0f} % after the best epoch")
+        return Caution(name, "over-fitted", f"-{100 * mean(falls):.0f} % after the best epoch")
     return None
 
 
@@ -304,7 +310,7 @@ class _Text:
         reasons = [
             *([] if tuned else ["a learning rate tuned for each objective"]),
             *(["learning rates beyond the end of the search"] if "rate at the end" in kinds else []),
-            *(["more epochs"] if "rising" in kinds else []),
+            *(["more epochs"] if {"rising", "one validation"} & kinds else []),
             *(["fewer epochs"] if "over-fitted" in kinds else []),
             *(["other seeds"] if self.significance.one_seed else []),
         ]
@@ -374,7 +380,7 @@ class _Text:
 
     def _on_these_weights(self, names: Sequence[str]) -> list[str]:
         best = names[0]
-        better = [pair for pair in self.significance.of(best) if pair.significant and pair.second in names]
+        better = [pair for pair in self.significance.of(best) if pair.differs and pair.second in names]
         sentences = [f"On these very weights {best} has the highest {self._value(best)}."]
         if better:
             others = _join([pair.second for pair in better])

@@ -119,7 +119,7 @@ def _chunks(order: Int[Tensor, " item"], size: int, keep_short: bool) -> list[In
         raise ValueError(f"batch_size must be at least 1, got {size}")
     chunks = list(order.split(size))
     if len(order) < size and not keep_short:
-        raise ValueError(f"{len(order)} items do not fill one batch of {size}")
+        raise ValueError(f"{len(order)} items do not fill one batch of {size}: batch_size must be at most {len(order)}")
     return chunks if keep_short or not chunks or len(chunks[-1]) == size else chunks[:-1]
 
 

@@ -96,7 +96,7 @@ def not_finite_error(batch: Batch, images: Tensor, captions: Tensor, model: Torc
     return NotFiniteError(
         f"NaN or infinity in {_first_not_finite(batch, images, captions, model)}. Training stops; the last checkpoint "
         "and the best weights so far are kept. Try a lower --learning-rate, a smaller --grad-clip, or "
-        "--precision float32"
+        "--precision float32; an objective of your own is tested by tercet.check_objective"
     )
 
 

