@@ -86,18 +86,20 @@ def draft_difference(encoder, model):
 
 
 def page(times, reading, photos, options, draft):
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in times.items()}
+    medians = {key: [statistics.median(column) for column in zip(*rows, strict=True)] for key, rows in times.items()}
     before = next(iter(medians.values()))
-    details = f"{photos} photos of {options.folder.resolve().parent.name}, medians of {options.turns} interleaved turns."
+    details = (
+        f"{photos} photos of {options.folder.resolve().parent.name}, medians of {options.turns} interleaved turns."
+    )
     lines = page_header("Photo features", "features", details)
     lines += [
         "| layers | ms of one core a photo | photos/s and core | ratio | ratio of elapsed time | largest difference |",
         "|---|---|---|---|---|---|",
     ]
-    for name, (cpu, elapsed, difference) in medians.items():
+    for layers, (cpu, elapsed, difference) in medians.items():
         ratios = f"**{before[0] / cpu:.2f}** | {before[1] / elapsed:.2f}"
-        lines.append(f"| {name} | {1000 * cpu / photos:.1f} | {photos / cpu:.1f} | {ratios} | {difference:.1e} |")
-    lines += ["", f"Of these, decoding and resizing are {1000 * statistics.median(reading) / photos:.1f} ms a photo."]
+        lines.append(f"| {layers} | {1000 * cpu / photos:.1f} | {photos / cpu:.1f} | {ratios} | {difference:.1e} |")
+    lines += ["", f"Of this, decoding and resizing are {1000 * statistics.median(reading) / photos:.1f} ms a photo."]
     lines += [
         "",
         f"Decoding a JPEG of 1800 x 1200 in draft mode changes its features by up to {draft:.2g}, not by rounding, so "

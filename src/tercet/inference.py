@@ -114,6 +114,12 @@ class Retriever(nn.Module):
         with _evaluation_mode(self.model):
             return self._in_batches(self._preprocess, images, self.encode_images)
 
+    @torch.inference_mode()
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Return one row per image, from what the model's image encoder made of them."""
+        with _evaluation_mode(self.model):
+            return self._in_batches(lambda batch: (batch, None), features, self.encode_images)
+
     def preprocess_images(self, images: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
         """Return the inputs of `encode_images`, on the model's device."""
         return self._to_device(*self._preprocess(images))
@@ -126,7 +132,7 @@ class Retriever(nn.Module):
         assert lengths is not None
         return ids, lengths
 
-    def _in_batches(self, preprocess: Any, items: Sequence[Any], encode: Any) -> Tensor:
+    def _in_batches(self, preprocess: Any, items: Sequence[Any] | Tensor, encode: Any) -> Tensor:
         batches = [items[start : start + IMAGE_BATCH_SIZE] for start in range(0, len(items), IMAGE_BATCH_SIZE)]
         if not batches:
             raise ValueError("nothing to embed: the list is empty")

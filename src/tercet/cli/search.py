@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tercet import runs
 from tercet.console import ConsoleProgress, printable
 from tercet.data.formats import FORMATS, open_data
 from tercet.data.image_io import SUFFIXES
@@ -15,6 +16,7 @@ from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
 from tercet.search.metadata import images_in_dataset, images_in_folder
 from tercet.search.searcher import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
+from tercet.search.stored_features import StoredFeatures
 from tercet.search.two_stage import check_indexable, encode_for_index
 
 MAX_PRINTED_ERRORS = 5  # unreadable.txt lists all
@@ -28,6 +30,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     image_files = _image_files(source, settings.image_folder, settings.splits)
     model = {"path": str(settings.model.resolve()), "system": retriever.system}
     model["weights"] = checksum_of_weights(settings.model)
+    known = StoredFeatures(retriever, _feature_folders(settings))
     with ConsoleProgress() as progress:
         update = update_index(
             settings.out,
@@ -37,6 +40,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
             kind=settings.kind,
             store=settings.store,
             source=source,
+            known=known,
             progress=progress,
         )
     for error in update.unreadable[:MAX_PRINTED_ERRORS]:
@@ -50,6 +54,13 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     if update.recall is not None:
         console.print(f"hnsw recall@10: {100 * update.recall:.1f} % (queries: images of the index)")
     return update
+
+
+def _feature_folders(settings: IndexSettings) -> list[Path]:
+    """Where features of the images may be: the data of the run, and the images to index themselves."""
+    has_settings = (settings.model / runs.SETTINGS).is_file()
+    trained_on = [Path(str(runs.read_settings(settings.model).get("data", "")))] if has_settings else []
+    return [*trained_on, Path(settings.images)]
 
 
 def search(settings: SearchSettings, console: Console) -> list[Hit]:

@@ -27,7 +27,7 @@ from tercet.data.formats.precomp import (
     write_rows,
     write_texts,
 )
-from tercet.data.image_io import ImageFiles, ImageSource, open_image
+from tercet.data.image_io import ImageFiles, ImageSource, content_checksum, open_image
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy
 from tercet.interrupt import Interrupt
@@ -46,6 +46,7 @@ from tercet.storage import (
 
 PROGRESS = "progress.json"
 SOURCE = "source"  # manifest key: where the images are
+IMAGE_CHECKSUMS = "_image_checksums.txt"  # SHA-256 of the image file of each row
 IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
 FLUSH_INTERVAL = 16  # batches; kill -9 loses what was encoded since the last flush
 
@@ -69,6 +70,12 @@ def encoders_of(path: Path) -> Encoders:
     images, texts = (_about(content, key) for key in ("image_encoder", "text_encoder"))
     grid = str(images.get("output", "")).startswith(("grid", "81 cells"))
     return Encoders((_name(images), grid), _name(texts))
+
+
+def checksums_of_images(folder: Path, split: str) -> list[str]:
+    """The SHA-256 of the image file of each row of a split, as far as `tercet features` encoded images."""
+    file = folder / f"{PRECOMP_SPLIT_NAMES.get(split, split)}{IMAGE_CHECKSUMS}"
+    return file.read_text().split() if file.is_file() else []
 
 
 def _about(content: Any, key: str) -> dict[str, Any]:
@@ -102,7 +109,12 @@ def extract(
     errors = errors or ErrorPolicy()
     if target.exists() and not (target / MANIFEST).is_file():
         raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
-    data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
+    if images is not None:
+        if _is_complete(target, data, images, texts, dtype):
+            return False
+        data = without_bad_images(data, errors, progress)
+    else:
+        data = without_bad_features(data, errors)
     manifest = _manifest(data, images, texts, dtype)
     source = {SOURCE: _source(data, image_folder)}
     if target.exists():
@@ -123,6 +135,18 @@ def extract(
     return True
 
 
+def _is_complete(target: Path, data: DataSet, images: ImageEncoder, texts: TextEncoder | None, dtype: str) -> bool:
+    """Whether the target holds the features of exactly this data: then its images were decoded before."""
+    if not target.exists() or any(split.image_files is None for split in data.splits.values()):
+        return False
+    try:
+        _check_manifest(_manifest(data, images, texts, dtype), target)
+    except ValueError:  # reported after the images are checked: a bad one may be why the data differs
+        return False
+    check_features(target)
+    return True
+
+
 def _extract_split(
     stem: Path,
     split: Split,
@@ -135,6 +159,8 @@ def _extract_split(
     write_texts(stem, split, repeated=False)
     if images is not None:
         assert split.image_files is not None
+        checksums = (content_checksum(source).hex() for source in split.image_files)
+        Path(f"{stem}{IMAGE_CHECKSUMS}").write_text("".join(f"{checksum}\n" for checksum in checksums))
         batches = list(torch.arange(len(split.image_files)).split(IMAGE_BATCH_SIZE))
         encoded = _encoded_images(split.image_files, images)
         _fill(Path(f"{stem}_ims.npy"), len(split.image_files), batches, encoded, dtype, position, progress)
