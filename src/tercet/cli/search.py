@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tercet import runs
-from tercet.console import ConsoleProgress, printable
+from tercet.console import ConsoleProgress, print_skipped, printable
 from tercet.data.formats import FORMATS, open_data
+from tercet.data.formats.columns import Columns
 from tercet.data.image_io import SUFFIXES
 from tercet.inference import checksum_of_weights, load
 from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
@@ -27,7 +28,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     check_indexable(retriever)
     # Absolute, so that the index works from any directory. What is not a path is the name of a generated dataset.
     source = str(Path(settings.images).resolve()) if Path(settings.images).exists() else settings.images
-    image_files = _image_files(source, settings.image_folder, settings.splits)
+    image_files = _image_files(source, settings)
     model = {"path": str(settings.model.resolve()), "system": retriever.system}
     model["weights"] = checksum_of_weights(settings.model)
     known = StoredFeatures(retriever, _feature_folders(settings))
@@ -41,6 +42,7 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
             store=settings.store,
             source=source,
             known=known,
+            skip_bad=settings.skip_bad,
             progress=progress,
         )
     for error in update.unreadable[:MAX_PRINTED_ERRORS]:
@@ -94,14 +96,18 @@ def results_table(hits: list[Hit]) -> Table:
     return table
 
 
-def _image_files(source: str, image_folder: Path | None, splits: tuple[str, ...]) -> ImagesToIndex:
+def _image_files(source: str, settings: IndexSettings) -> ImagesToIndex:
     """Return the images of a dataset, or of a plain folder of images."""
-    folder = Path(source)
+    folder, image_folder, splits, columns = Path(source), settings.image_folder, settings.splits, Columns.of(settings)
     if folder.is_dir() and not any(data_format.recognise(folder) for data_format in FORMATS.values()):
         if splits:
             raise ValueError(f"{folder} is a plain folder of images and has no splits: {', '.join(splits)}")
+        if columns:
+            raise ValueError(f"{folder} is a plain folder of images and has no columns to name")
         image_files = images_in_folder(folder, image_folder)
         if not image_files:
             raise ValueError(f"{folder}: no images found; supported: {', '.join(sorted(SUFFIXES))}")
         return image_files
-    return images_in_dataset(open_data(source, images=image_folder), splits)
+    data = open_data(source, images=image_folder, skip_bad=settings.skip_bad, columns=columns)
+    print_skipped(data.skipped)
+    return images_in_dataset(data, splits)

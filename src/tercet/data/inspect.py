@@ -1,6 +1,7 @@
 """Dataset summary and thorough checks, for `tercet data inspect`."""
 
 import hashlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -39,10 +40,10 @@ class SplitSummary:
 @dataclass
 class DatasetSummary:
     splits: dict[str, SplitSummary] = field(default_factory=dict)
-    overlaps: list[tuple[str, str, str, int]] = field(default_factory=list)
-    """Overlaps between splits: first split, second split, kind of item, count."""
-    warnings: list[str] = field(default_factory=list)
-    """Worth knowing, but not errors."""
+    notes: list[str] = field(default_factory=list)
+    """Worth knowing: equal captions in two splits, features that are all zero."""
+    findings: list[str] = field(default_factory=list)
+    """No errors, but results may be wrong: images that are in two splits, or twice in one."""
     errors: list[str] = field(default_factory=list)
     examples: list[tuple[str, str, list[str]]] = field(default_factory=list)
     """Split, image, captions."""
@@ -51,6 +52,8 @@ class DatasetSummary:
 def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
     """Summarise a dataset. Decodes every image and reads every feature."""
     summary = DatasetSummary(errors=list(data.skipped))
+    if data.no_images:
+        summary.errors.append(f"{data.path}: {data.no_images}")
     contents: dict[str, dict[str, Counter[str]]] = {}
     for name, split in data.splits.items():
         contents[name] = {"image names": Counter(split.image_names), "captions": Counter(split.texts)}
@@ -124,7 +127,7 @@ def _check_features(name: str, rows: FeatureArray, summary: DatasetSummary, bar:
         counts.update(hashlib.sha256(row.tobytes()).hexdigest() for row in block)
         bar.advance(len(block))
     if zero_rows:
-        summary.warnings.append(f"{name}: {zero_rows} all-zero feature rows")
+        summary.notes.append(f"{name}: {zero_rows} all-zero feature rows")
     if len(rows.arrays) == 1 and rows.index is not None and rows.copies is not None:
         unequal = first_unequal_row(rows.arrays[0], rows.index, rows.copies, np.arange(len(rows)))
         if unequal is not None:
@@ -140,18 +143,20 @@ def _nonfinite_errors(rows: FeatureArray, items: Iterable[int]) -> list[str]:
 def _warn_of_duplicates(name: str, kind: str, counts: Counter[str], summary: DatasetSummary) -> None:
     duplicates = sum(count - 1 for count in counts.values())
     if duplicates:
-        summary.warnings.append(f"{name}: {duplicates} duplicate {kind}")
+        summary.findings.append(f"{name}: {duplicates:,} duplicate {kind}: each is a negative of the other's captions")
 
 
 def _find_overlaps(contents: dict[str, dict[str, Counter[str]]], summary: DatasetSummary) -> None:
-    names = list(contents)
-    for position, first in enumerate(names):
-        for second in names[position + 1 :]:
-            for kind in (kind for kind in contents[first] if kind in contents[second]):
-                known, counts = contents[first][kind], contents[second][kind]
-                common = sum(count for key, count in counts.items() if key in known)
-                if common:
-                    summary.overlaps.append((first, second, kind, common))
+    for first, second in itertools.combinations(contents, 2):
+        for kind in (kind for kind in contents[first] if kind in contents[second]):
+            known, counts = contents[first][kind], contents[second][kind]
+            common = sum(count for key, count in counts.items() if key in known)
+            if common:
+                message = f"{first} and {second} share {common:,} {kind}"
+                # Names may be row numbers; what the images are decides where it is known.
+                is_known = {"images", "feature rows"} & contents[first].keys() & contents[second].keys()
+                is_note = kind == "captions" or (kind == "image names" and is_known)
+                (summary.notes if is_note else summary.findings).append(message)
 
 
 def _examples(data: DataSet) -> Iterator[tuple[str, str, list[str]]]:

@@ -54,6 +54,19 @@ ImagesToIndex = Mapping[str, tuple[ImageSource, tuple[str, ...]]]
 Embed = Callable[[list[Image.Image]], IndexedVectors]
 
 
+class _Unreadable(dict[str, str]):
+    """Path -> why the image cannot be read; raises instead if such images are not skipped."""
+
+    def __init__(self, *, skip: bool) -> None:
+        super().__init__()
+        self.skip = skip
+
+    def __setitem__(self, path: str, reason: str) -> None:
+        if not self.skip:
+            raise ValueError(f"{reason} (--skip-bad skips such images and lists them)")
+        super().__setitem__(path, reason)
+
+
 @runtime_checkable
 class KnownImages(Protocol):
     """Embeds images by the SHA-256 of their files, without reading them; see `StoredFeatures`."""
@@ -126,13 +139,15 @@ def update_index(
     store: str | None = None,
     source: str | None = None,
     known: KnownImages | None = None,
+    skip_bad: bool = True,
     progress: Progress = SILENT,
 ) -> IndexUpdate:
     """Make the index contain exactly these images; only new and changed ones are embedded, without decoding `known`
     ones.
 
     `kind` and `store` default to those of the existing index, or flat and faiss. `source` is the dataset, for images
-    that are not files of their own.
+    that are not files of their own. An image that cannot be read is skipped and listed; without `skip_bad`, the first
+    raises `ValueError`, and what was embedded before it is kept for the next update.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder):
@@ -147,7 +162,7 @@ def update_index(
                 "vectors of two models; choose another folder or remove this one"
             )
         old_items = {} if existing is None else {item.path: item for item in existing.items}
-        errors: dict[str, str] = {}
+        errors = _Unreadable(skip=skip_bad)
         items = dict(_scan(image_files, old_items, errors))
         cache = EmbeddingCache(folder / UNFINISHED, model["weights"])
         if existing is not None:

@@ -87,7 +87,8 @@ def images_in_dataset(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tu
         split = data.split(name)
         image_files = split.images()
         if image_files is None:
-            raise ValueError(f"{data.path}: the split {name} has no image files to index; give a folder of images")
+            why = data.no_images or "it has no image files"
+            raise ValueError(f"{data.path}: nothing to index in the split {name}: {why}; or give a folder of images")
         captions: list[list[str]] = [[] for _ in split.image_names]
         for text, owner in zip(split.texts, split.owners.tolist(), strict=True):
             captions[owner].append(text)

@@ -20,7 +20,7 @@ import torch
 
 from tercet import runs
 from tercet.analysis.cocos import cocos
-from tercet.console import ConsoleProgress, RunProgress
+from tercet.console import ConsoleProgress, RunProgress, print_skipped
 from tercet.data.collate import Collator, SizeAugmentation
 from tercet.data.dataset import PairedData
 from tercet.data.hard_negatives import MinedTable, open_mined
@@ -130,7 +130,10 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
     """Raises before any work if a setting is wrong."""
     device = select_device(settings.device)
     main, warmup, identity = resolve(settings)
-    prepared = prepare_data(settings) if prepared is None else prepared
+    if prepared is None:
+        prepared = prepare_data(settings)
+        if runtime.is_main_process():
+            print_skipped(prepared.skipped)
     prepared.check_effective(settings)
     run_id = hash_identity(identity, prepared)
     return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id)

@@ -5,7 +5,6 @@ The manifest also tells which encoders to apply to raw texts and images for a mo
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +15,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet.console import SILENT, Progress
+from tercet.data.bad_items import without_bad_features, without_bad_images
 from tercet.data.collate import prefetch
-from tercet.data.dataset import DataSet, Split, subset, without_bad_features
+from tercet.data.dataset import DataSet, Split
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
 from tercet.data.formats.precomp import (
     MANIFEST,
@@ -27,7 +27,7 @@ from tercet.data.formats.precomp import (
     write_rows,
     write_texts,
 )
-from tercet.data.image_io import ImageFiles, ImageSource, content_checksum, open_image
+from tercet.data.image_io import ImageFiles, content_checksum
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy
 from tercet.interrupt import Interrupt
@@ -257,34 +257,6 @@ class _ResumePosition:
         with atomic_path(self.file) as temporary:
             temporary.write_text(json.dumps(self.done), encoding="utf-8")
             seal(temporary)
-
-
-def without_bad_images(data: DataSet, errors: ErrorPolicy, progress: Progress) -> DataSet:
-    """Decode every image and report those that cannot be decoded; skip them if `errors` skips."""
-
-    def decoding_error(image_file: ImageSource) -> str | None:
-        try:
-            open_image(image_file)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    splits = {}
-    for name, split in data.splits.items():
-        if split.image_files is None:
-            raise ValueError(f"{data.path}: no images of {name} to encode: pass the image folder with --images")
-        bar = progress.bar(f"checking images of {name}", len(split.image_files))
-        valid = []
-        for image, error in enumerate(prefetch(decoding_error, split.image_files, workers=os.cpu_count() or 1)):
-            bar.advance()
-            if error is None:
-                valid.append(image)
-            else:
-                errors.report(f"{name}, image {split.image_names[image]}", error)
-        splits[name] = split if len(valid) == len(split.image_files) else subset(split, np.array(valid, dtype=np.int64))
-        if not valid:
-            raise ValueError(f"{data.path}: none of the images of {name} can be read")
-    return DataSet(data.path, data.format, splits, errors.messages)
 
 
 def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | None, dtype: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tercet.data.dataset import DataSet
 from tercet.data.formats.builder import DEFAULT_SPLIT, DatasetBuilder, ImageFolder, candidate_folders, split_in_name
+from tercet.data.formats.columns import Columns, FoundColumns, find_columns
 from tercet.data.textio import ErrorPolicy, numbered_lines
 
 SUFFIXES = {".csv", ".tsv"}
@@ -17,58 +18,65 @@ CAPTION_COLUMNS = ("caption", "text", "title", "sentence", "comment")
 
 
 def recognise(path: Path) -> bool:
-    return any(_columns(file) is not None for file in files_of(path))
+    """A file by its suffix, so that missing columns are reported; a folder by the header of a file in it."""
+    return bool(files_of(path)) if path.is_file() else any(_has_columns(file) for file in files_of(path))
 
 
 def files_of(path: Path) -> list[Path]:
     """Table files by suffix. A .txt file counts if it has the header: Kaggle's Flickr8k has a captions.txt."""
     if path.is_dir():
         return [file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
-    table = path.suffix.lower() in SUFFIXES or (path.suffix == ".txt" and path.is_file() and _columns(path) is not None)
+    table = path.suffix.lower() in SUFFIXES or (path.suffix == ".txt" and path.is_file() and _has_columns(path))
     return [path] if table and path.is_file() else []
 
 
-def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
+def read(path: Path, images: Path | None, errors: ErrorPolicy, columns: Columns) -> DataSet:
     builder = DatasetBuilder(errors)
     for file in files_of(path):
-        _read_file(file, builder)
+        _read_file(file, builder, columns)
     folder = ImageFolder(images, candidate_folders(path), builder.images())
-    return DataSet(path, "table", builder.splits(folder), errors.messages)
+    return DataSet(path, "table", builder.splits(folder), errors.messages, builder.no_images(folder))
 
 
 def _header(file: Path) -> str:
     with file.open("rb") as stream:
-        return stream.readline(4096).decode("utf-8", errors="replace").lstrip("\ufeff").rstrip("\r\n")
+        line = stream.readline(4096)
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(f"{file}: the file is UTF-16, as Excel's Unicode text is: save it as CSV UTF-8")
+    return line.decode("utf-8", errors="replace").lstrip("\ufeff").rstrip("\r\n")
 
 
 def _delimiter(header: str) -> str:
     return max("\t,|;", key=header.count)
 
 
-def _columns(file: Path) -> tuple[int, int, int | None] | None:
-    """The column indices of image, caption and split; None if the header does not name image and caption."""
+def _names(header: str) -> list[str]:
+    return [name.strip() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
+
+
+def _has_columns(file: Path) -> bool:
+    try:
+        _find_columns(_names(_header(file)), Columns(), file)
+    except (ValueError, csv.Error):
+        return False
+    return True
+
+
+def _find_columns(names: list[str], given: Columns, file: Path) -> FoundColumns:
+    return find_columns(names, given, f"{file}, line 1", usual_images=IMAGE_COLUMNS, usual_captions=CAPTION_COLUMNS)
+
+
+def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
+    if file.stat().st_size == 0:
+        raise ValueError(f"{file}: empty file (0 bytes): expected a header such as image,caption and one row per pair")
     header = _header(file)
     try:
-        names = [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
-    except csv.Error:
-        return None
-    image = next((names.index(name) for name in IMAGE_COLUMNS if name in names), None)
-    caption = next((names.index(name) for name in CAPTION_COLUMNS if name in names), None)
-    if image is None or caption is None:
-        return None
-    return image, caption, names.index("split") if "split" in names else None
-
-
-def _read_file(file: Path, builder: DatasetBuilder) -> None:
-    header = _header(file)
-    columns = _columns(file)
-    if columns is None:
-        raise ValueError(f"{file}, line 1: expected a header with the columns image and caption, got {header[:80]!r}")
-    image, caption, split = columns
-    names = [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)))]
-    for column in (image, caption):
-        if names.count(names[column]) > 1:
-            raise ValueError(f"{file}, line 1: duplicate column {names[column]}")
+        names = _names(header)
+    except csv.Error as error:
+        raise ValueError(f"{file}, line 1: not a header: {error}") from error
+    columns = _find_columns(names, given, file)
+    image, caption = names.index(columns.image), names.index(columns.caption)
+    split = None if columns.split is None else names.index(columns.split)
     file_split = split_in_name(file.stem) or DEFAULT_SPLIT
     # Lines that are not UTF-8 are reported and replaced by empty ones, so that line numbers stay correct.
     lines = [text or "" for _, text in numbered_lines(file, builder.errors)]
