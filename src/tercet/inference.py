@@ -243,7 +243,9 @@ def load(path: str | Path) -> Retriever:
 
     folder = Path(path)
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
+        raise ValueError(
+            f"{folder}: not a saved model: {_what_it_is(folder)}expected a folder with {CONFIG} and {WEIGHTS}"
+        )
     content = checked_manifest(read_json(folder / CONFIG), folder / CONFIG, REMEDY)
     _check_files(folder, content)
     system = content.get("system")
@@ -256,6 +258,16 @@ def load(path: str | Path) -> Retriever:
         raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
     model.load_state_dict(load_file(folder / WEIGHTS))
     return Retriever(content["system"], model, preprocessor).eval()
+
+
+def _what_it_is(folder: Path) -> str:
+    """What was given in place of a model, as far as it is known."""
+    if not folder.exists():
+        return "no such folder; "
+    kinds = {"index.json": "a search index", "features.json": "a dataset of features"}
+    if folder.is_file():
+        return "it is a file; "
+    return next((f"it is {kind}; " for name, kind in kinds.items() if (folder / name).is_file()), "")
 
 
 def _check_files(folder: Path, config: dict[str, Any]) -> None:

@@ -89,6 +89,7 @@ def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
         quoting=csv.QUOTE_NONE if unquoted else csv.QUOTE_MINIMAL,
         strict=True,
     )
+    hint = f"; a caption that contains {delimiter!r} must be in quotation marks" if delimiter != "\t" else ""
     try:
         next(rows)
         for row in rows:
@@ -96,7 +97,7 @@ def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
             if not row:
                 continue  # an empty line
             if len(row) != len(names):
-                builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}")
+                builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}{hint}")
                 continue
             builder.add(
                 row[split].strip() if split is not None else file_split, row[image].strip(), [row[caption]], location

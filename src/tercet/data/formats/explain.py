@@ -46,6 +46,10 @@ def unknown_folder(path: Path) -> str:
     names = [entry.name for entry in itertools.islice(path.iterdir(), MAX_LISTED)]
     if not names:
         return "empty folder"
+    if "settings.json" in names:
+        return "a run folder, which is made from a dataset and is none (tercet evaluate and index take runs)"
+    if "index.json" in names:
+        return "a search index (tercet search and serve take indexes)"
     tables = [name for name in names if Path(name).suffix.lower() in csv_tsv.SUFFIXES]
     if tables:
         return f"no dataset in this folder: give the file, such as {path / tables[0]}"
