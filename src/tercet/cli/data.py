@@ -43,6 +43,8 @@ def convert(settings: Convert) -> None:
     if settings.captions is not None:
         raise ValueError(f"--captions is only for a BUTD .tsv; {settings.path} has its own captions")
     data = _open(settings, skip_bad=settings.skip_bad)
+    if data.sides.image_is_text:
+        raise ValueError(f"{settings.path} has passages and queries: only images with captions can be converted")
     data = data if settings.limit_captions is None else limit_captions(data, settings.limit_captions)
     data = without_bad_features(data, ErrorPolicy(skip=settings.skip_bad))
     if settings.target.exists() and is_converted(settings.target, conversion_of(data, settings.to)):
@@ -90,7 +92,8 @@ def features(settings: Features) -> None:
     data = select_splits(data, settings.splits) if settings.splits else data
     if settings.image_encoder == settings.text_encoder == "none":
         raise ValueError("nothing to encode: --image-encoder and --text-encoder are both none")
-    images = None if settings.image_encoder == "none" else image_encoder(settings.image_encoder, grid=settings.grid)
+    no_images = settings.image_encoder == "none" or data.sides.image_is_text
+    images = None if no_images else image_encoder(settings.image_encoder, grid=settings.grid)
     texts = None if settings.text_encoder == "none" else text_encoder(settings.text_encoder)
     errors = ErrorPolicy(skip=settings.skip_bad)
     with ConsoleProgress() as progress:

@@ -71,7 +71,7 @@ def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
 
 def _summarise_split(split: Split) -> SplitSummary:
     captions, words = split.captions_per_image(), np.array([len(tokenize(text)) for text in split.texts])
-    shared = shared_texts(split.texts, split.owners.tolist())
+    shared = shared_texts(split.texts, split.pairs().tolist())
     return SplitSummary(
         images=len(split.image_names),
         captions=len(split.texts),

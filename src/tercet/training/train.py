@@ -132,6 +132,11 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
     main, warmup, identity = resolve(settings)
     prepared = prepare_data(settings) if prepared is None else prepared
     prepared.check_effective(settings)
+    if runtime.world()[1] > 1 and prepared.train.more_pairs is not None and settings.positives == "ids":
+        sides = prepared.train.sides
+        raise ValueError(
+            f"{prepared.name} has {sides.captions} of several {sides.images}: several processes support one each"
+        )
     run_id = hash_identity(identity, prepared)
     return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id)
 
@@ -275,11 +280,12 @@ class Loop:
             seed=settings.seed,
             steps=settings.epoch_steps,
             batches_per_step=settings.grad_accum_steps,
+            more_pairs=self.data.more_pairs,
         )
         self.steps_per_epoch = self.sampler.steps_per_epoch
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{len(self.data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
+                f"{len(self.data.pairs)} pairs do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
             )
         self.total = self.steps_per_epoch * settings.epochs
         self.interrupt, self.stopping = Interrupt(), False

@@ -147,13 +147,13 @@ def write_breakdown(
 
 def known_false_negatives(data: PairedData, indices: BatchIndices, excluded: PairMask) -> dict[str, PairMask]:
     """Negatives that are known to match, by reason; `excluded` pairs are not negatives."""
-    owners = data.owners
-    starts = torch.searchsorted(owners, indices.images).tolist()
-    ends = torch.searchsorted(owners, indices.images, right=True).tolist()
-    own_texts = [set(data.texts[start:end]) for start, end in zip(starts, ends, strict=True)]
+    texts_of: dict[int, set[str]] = {image: set() for image in indices.images.tolist()}
+    for image, caption in data.pairs[torch.isin(data.pairs[:, 0], indices.images)].tolist():
+        texts_of[image].add(data.texts[caption])
+    own_texts = [texts_of[image] for image in indices.images.tolist()]
     texts = [data.texts[caption] for caption in indices.captions.tolist()]
     masks = {
-        "same image": indices.images[:, None] == owners[indices.captions][None, :],
+        "same image": data.positives(indices.images, indices.captions),
         "same words": torch.tensor([[text in own for text in texts] for own in own_texts]),
     }
     if data.truth is not None:

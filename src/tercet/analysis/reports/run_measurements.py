@@ -156,7 +156,7 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
     data, objective = loaded.prepared.train, loaded.objective
     caption_words = [words_of(text) for text in data.texts]
     image_words: dict[int, list[Words]] = defaultdict(list)
-    for caption, image in enumerate(data.owners.tolist()):
+    for image, caption in data.pairs.tolist():
         image_words[image].append(caption_words[caption])
     stats, duplicates = [], []
     size = loaded.settings.batch_size
@@ -178,7 +178,7 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
 
 def _rank_measurements(loaded: LoadedRun) -> dict[str, Any]:
     """From ranks among negatives, divided by the number of negatives, which differs between the directions."""
-    i2t, t2i = loaded.ranks.shares_ahead()
+    i2t, t2i = loaded.ranks.shares_ahead(len(loaded.held_out.images), len(loaded.held_out.captions))
     return {"ahead_i2t": i2t, "ahead_t2i": t2i, "images": len(loaded.held_out.images)}
 
 
@@ -199,6 +199,7 @@ def _rsum_measurements(loaded: LoadedRun) -> dict[str, Any]:
 
 def _rsum(loaded: LoadedRun, data: PairedData, encoded: tuple[Encoded, Encoded], images: int) -> float:
     """On the first images of a sample, which are a sample too."""
-    captions = int((data.owners < images).sum())  # owners are sorted
+    sample = data.subset(torch.arange(images))
+    captions = len(sample.owners)  # owners are sorted: these are the first
     tiles = tiles_of(loaded.model, *encoded).subset(torch.arange(images), torch.arange(captions))
-    return evaluate_tiles(tiles, data.owners[:captions]).metrics["rsum"]
+    return evaluate_tiles(tiles, sample.owners, more_pairs=sample.more_pairs).metrics["rsum"]

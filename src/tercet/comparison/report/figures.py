@@ -29,22 +29,20 @@ RATIOS = (1.5, 4.0, 16.0)  # bin edges of rank ratios
 
 @dataclass(frozen=True)
 class Similarities:
-    """Similarity of each caption to its own image and to the most similar other image."""
+    """Similarity of each caption to its own image, the most similar of several, and to the most similar other image."""
 
     own: Float[np.ndarray, " caption"]
     hardest: Float[np.ndarray, " caption"]
 
 
 def similarities(embedded: EmbeddedSplit) -> Similarities:
-    owners = embedded.owners.numpy()
-    captions = np.arange(len(owners))
-    own = np.zeros(len(owners), dtype=np.float32)
-    hardest = np.full(len(owners), -np.inf, dtype=np.float32)
+    image, caption = embedded.pairs.numpy().T
+    own, hardest = (np.full(len(embedded.captions), -np.inf, dtype=np.float32) for _ in range(2))
     for block, S in embedded.blocks():
-        in_block = (owners >= block.start) & (owners < block.stop)
-        rows = owners[in_block] - block.start
-        own[in_block] = S[rows, captions[in_block]]
-        S[rows, captions[in_block]] = -np.inf
+        in_block = (image >= block.start) & (image < block.stop)
+        rows, columns = image[in_block] - block.start, caption[in_block]
+        np.maximum.at(own, columns, S[rows, columns])
+        S[rows, columns] = -np.inf
         hardest = np.maximum(hardest, S.max(axis=0))
     return Similarities(own, hardest)
 
