@@ -134,8 +134,10 @@ class Retriever(nn.Module):
         if isinstance(images, (str, Path, Image.Image)):
             raise ValueError("embed_images takes a list of images, got a single image: write embed_images([image])")
         if self.sides.image_is_text:
-            raise ValueError(f"this {self.system} model compares {self.sides.captions} with {self.sides.images}: "
-                "write embed_passages([text])")
+            raise ValueError(
+                f"this {self.system} model compares {self.sides.captions} with {self.sides.images}: "
+                "write embed_passages([text])"
+            )
         with _evaluation_mode(self.model):
             return self._in_batches(self._preprocess, images, self.encode_images)
 

@@ -30,7 +30,8 @@ class Sides:
     caption: str = "caption"
     captions: str = "captions"
     units: str = "images"
-    """The observations of a significance test: images with their captions, or what positives connect."""
+    """The observations of a significance test."""
+    one_unit: str = "an image with all its captions"
     kind: str = "image-text"
     """Name in files."""
 
@@ -54,7 +55,9 @@ class Sides:
 
 
 IMAGE_TEXT = Sides()
-TEXT_TEXT = Sides("passage", "passages", "query", "queries", "groups of queries and passages", "text-text")
+TEXT_TEXT = Sides(
+    *("passage", "passages", "query", "queries"), "query groups", "all that positives connect with a query", "text-text"
+)
 SIDES = {sides.kind: sides for sides in (IMAGE_TEXT, TEXT_TEXT)}
 
 

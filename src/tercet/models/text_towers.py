@@ -80,8 +80,9 @@ class TextTower(nn.Module):
         super().__init__()
         self.text: Any = None
         if settings.text is not None:
-            own_words = isinstance(settings.text, dict) and settings.vocab_size is not None
-            config = settings.text | {"vocab_size": settings.vocab_size} if own_words else settings.text
+            config = settings.text
+            if isinstance(config, dict) and settings.vocab_size is not None:
+                config = config | {"vocab_size": settings.vocab_size}
             self.text = hugging_face_model(config)
         else:
             assert settings.vocab_size is not None

@@ -18,6 +18,7 @@ from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
 from tercet.inference import Retriever, checksum_of_weights, load, tokenize
 from tercet.training.eval_loop import check_reranking, encode_split, evaluate_reranked, rerank_split, tiles_of
 from tercet.training.settings import EvaluateSettings
+from tercet.types import Sides
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class EvaluationResult:
     file: Path
     """The JSON file; ranks.npz is next to it."""
     title: str
+    sides: Sides
 
 
 def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
@@ -66,15 +68,19 @@ def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
         "machine": runs.machine(),
     }
     file = runs.write_evaluation(settings.out, content, evaluation.ranks.arrays())
-    return EvaluationResult(evaluation, file, f"{Path(settings.data).name} {settings.split}, {settings.protocol}")
+    return EvaluationResult(
+        evaluation, file, f"{Path(settings.data).name} {settings.split}, {settings.protocol}", split.sides
+    )
 
 
 def preprocess_split(model: Retriever, name: str, split: Split) -> PairedData:
     """Return the split's images and captions as inputs of this model."""
     preprocessor = model.preprocessor
     if preprocessor.sides != split.sides and model.model.spec.image_texts:
-        raise ValueError(f"{name} has {split.sides.images} and {split.sides.captions}; this {model.system} reads "
-                         f"{preprocessor.sides.images} and {preprocessor.sides.captions}")
+        raise ValueError(
+            f"{name} has {split.sides.images} and {split.sides.captions}; this {model.system} reads "
+            f"{preprocessor.sides.images} and {preprocessor.sides.captions}"
+        )
     images: Source | None = None
     if model.model.spec.image_texts and split.image_texts is not None:
         words = preprocessor.vocabulary or preprocessor.tokenizer

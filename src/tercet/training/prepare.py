@@ -214,7 +214,9 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
         return read, {}, {"pixels": pixels}
     if split.features is None:
         other = "text-towers" if data.sides.image_is_text else "on pixels"
-        raise ValueError(f"{data.path} has no {data.sides.image} features: run `tercet features` first, or train {other}")
+        raise ValueError(
+            f"{data.path} has no {data.sides.image} features: run `tercet features` first, or train {other}"
+        )
     if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
             f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
@@ -233,9 +235,10 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
     split = data.split(settings.train_split)
     if spec.caption_features:
         if split.caption_features is None:
+            other = "text-towers" if data.sides.image_is_text else "vsepp"
             raise ValueError(
-                f"{data.path} has no {data.sides.caption} features, and {settings.model} needs them: run `tercet features` first, "
-                f"or train a model that reads text, such as {'text-towers' if data.sides.image_is_text else 'vsepp'}"
+                f"{data.path} has no {data.sides.caption} features, and {settings.model} needs them: run "
+                f"`tercet features` first, or train a model that reads text, such as {other}"
             )
         return (
             lambda split: split.caption_features,

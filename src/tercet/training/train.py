@@ -497,7 +497,8 @@ class Loop:
             self.board.write(self.folder)
         if not metrics:
             return
-        recalls = f"i2t R@1 {metrics['i2t_r1']:.1f}, t2i R@1 {metrics['t2i_r1']:.1f}, rsum {metrics['rsum']:.1f}"
+        shown = [f"{self.data.sides.short(way)} R@1 {metrics[f'{way}_r1']:.1f}" for way in ("i2t", "t2i")]
+        recalls = f"{', '.join(shown)}, rsum {metrics['rsum']:.1f}"
         best = " (best so far)" if self.state.best_epoch == epoch else ""
         self.progress.log(f"epoch {epoch + 1} of {self.settings.epochs}: validation {recalls}{best}")
 

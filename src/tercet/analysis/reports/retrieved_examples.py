@@ -34,6 +34,7 @@ from tercet.data.dataset import Split
 from tercet.reporting.output_formats import render_page
 from tercet.storage import write_json
 from tercet.training.eval_loop import EmbeddedSplit
+from tercet.types import Sides
 
 MAX_CAPTIONS = 5  # captions that match one query
 MAX_SUGGESTIONS = 3
@@ -108,7 +109,7 @@ def write_examples(
     chosen: list[tuple[Direction, str, list[int]]] = [
         (
             query.direction,
-            f"“{query.text}”" + (f": {query.more:,} more captions contain it" if query.more else ""),
+            f"“{query.text}”" + (f": {query.more:,} more {split.sides.captions} contain it" if query.more else ""),
             query.rows,
         )
         for query in resolved
@@ -206,7 +207,9 @@ def _most_informative(
             (missed, _ordered(ranks[0], ranks[0] > shown)),
             ("Positive ranked first", _ordered(ranks[0], ranks[0] == 1)),
         ]
-    ratio = np.log(np.maximum(ranks[1], 1) / np.maximum(ranks[0], 1))  # a ratio: from 1 to 20 counts as much as from 10 to 200
+    ratio = np.log(
+        np.maximum(ranks[1], 1) / np.maximum(ranks[0], 1)
+    )  # a ratio: from 1 to 20 counts as much as from 10 to 200
     return [
         (f"{names[0]} is ahead", _ordered(-ratio, ratio > 0)),
         (f"{names[1]} is ahead", _ordered(ratio, ratio < 0)),
@@ -272,7 +275,9 @@ def _page(report: ExamplesReport, out: Path) -> str:
         ]
         for direction in DIRECTIONS
     }
-    return render_page("examples.html", report=report, groups=groups, cross_ranks_figure=figure)
+    return render_page(
+        "examples.html", report=report, sides=report.split.sides, groups=groups, cross_ranks_figure=figure
+    )
 
 
 def _example_document(example: Example, why: str, split: Split) -> dict[str, Any]:

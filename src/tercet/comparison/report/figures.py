@@ -21,8 +21,9 @@ from tercet.reporting.svg_figure import (
     validation_curve,
 )
 from tercet.training.eval_loop import EmbeddedSplit
+from tercet.types import Sides
 
-DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
+DIRECTIONS = ("i2t", "t2i")
 INTERVALS = ("1", "2 to 10", "11 to 50", "51 to 200", "over 200")  # of cross-retrieval ranks
 RATIOS = (1.5, 4.0, 16.0)  # bin edges of rank ratios
 
@@ -62,14 +63,15 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_xlim(0, min(axes.get_xlim()[1], largest_value(panel_metric)))  # an interval may reach further
-            axes.set_title(_metric_label(panel_metric))
-        axes.set_xlabel("lines: 95 % intervals over seeds and images")
+            axes.set_title(_metric_label(panel_metric, results.sides))
+        axes.set_xlabel(f"lines: 95 % intervals over seeds and {results.sides.units}")
         return render_figure(
             canvas,
             "recalls",
             "Recalls",
-            "Means over seeds; error bars: 95 % intervals over seeds and images. Variants with overlapping intervals "
-            "can still differ significantly, because they share seeds and images: see the significance tests.",
+            f"Means over seeds; error bars: 95 % intervals over seeds and {results.sides.units}. Variants with "
+            "overlapping intervals can still differ significantly, because they share seeds and "
+            f"{results.sides.units}: see the significance tests.",
         )
 
 
@@ -103,7 +105,7 @@ def contributing_negatives(results: Results, names: Sequence[str]) -> Figure | N
                 )
             axes.set_yscale("symlog", linthresh=1)
             axes.yaxis.set_major_formatter("{x:g}")
-            axes.set_title(f"contributing negatives per query, {DIRECTIONS[direction]}")
+            axes.set_title(f"contributing negatives per query, {results.sides.long(direction)}")
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
         canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
@@ -183,7 +185,7 @@ def rank_changes(results: Results, first: str, second: str, seed: int) -> Figure
             axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=7)
             axes.set_yticks(range(7), labels)
             axes.grid(axis="y", visible=False)
-            axes.set_title(DIRECTIONS[direction])
+            axes.set_title(results.sides.long(direction))
         axes.set_xlabel("% of queries")
         return render_figure(
             canvas,
@@ -229,10 +231,10 @@ def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tup
     return steps[:length].reshape(-1, size).mean(axis=1), values[:length].reshape(-1, size).mean(axis=1)
 
 
-def _metric_label(metric: str) -> str:
+def _metric_label(metric: str, sides: Sides) -> str:
     direction, _, rest = metric.partition("_")
     return (
-        f"{DIRECTIONS[direction]}, {rest.replace('r', 'R@')}"
+        f"{sides.long(direction)}, {rest.replace('r', 'R@')}"
         if direction in DIRECTIONS and rest.startswith("r")
         else metric
     )

@@ -37,6 +37,7 @@ def write_report(comparison: Comparison) -> Path:
     content = render_page(
         "report.html",
         comparison=comparison,
+        sides=comparison.results.sides,
         pairs=_pairs(comparison),
         cost_tables=_cost_tables(comparison),
         figures=drawn,

@@ -135,9 +135,7 @@ def _write_folder(
     return True
 
 
-def _extract_texts(
-    data: DataSet, target: Path, texts: TextEncoder | None, dtype: str, progress: Progress
-) -> bool:
+def _extract_texts(data: DataSet, target: Path, texts: TextEncoder | None, dtype: str, progress: Progress) -> bool:
     """Write passages and queries, encoded alike: each once, though splits share the passages."""
     if texts is None:
         raise ValueError(f"{data.path} has passages and queries: a text encoder is needed, not --text-encoder none")

@@ -91,7 +91,7 @@ async function search(send, description, query) {
     const response = await send();
     if (!response) return;
     const milliseconds = Math.round(performance.now() - start);
-    $("search-status").textContent = `${response.results.length} images nearest to ${description} in ${response.index} (${milliseconds} ms)`;
+    $("search-status").textContent = `${response.results.length} ${response.images} nearest to ${description} in ${response.index} (${milliseconds} ms)`;
     $("results").replaceChildren(...response.results.map((hit) => resultItem(hit, response.index, query)));
   } catch (error) {
     $("results").replaceChildren();
