@@ -269,7 +269,7 @@ def _all_or_none(rows: Sequence[_Rows | None], concatenate: Callable[[Sequence[_
     return concatenate(present) if present else None
 
 
-def shared_texts(texts: Sequence[str], pairs: Iterable[tuple[int, int]]) -> dict[str, list[int]]:
+def shared_texts(texts: Sequence[str], pairs: Iterable[Sequence[int]]) -> dict[str, list[int]]:
     """Map every text of several captions that belong to more than one image to these images, ascending."""
     repeated = {text for text, count in Counter(texts).items() if count > 1}
     images: dict[str, set[int]] = {}

@@ -198,7 +198,8 @@ def _tsv(file: Path, errors: ErrorPolicy) -> Iterator[tuple[str, str | None, Any
             errors.report(location, f"expected {width} columns, got {len(row)}")
             yield location, None, None
         elif has_header:
-            assert name is not None and text is not None
+            assert name is not None
+            assert text is not None
             yield location, row[name].strip(), _with_title(None if title is None else row[title], row[text])
         else:
             yield location, row[0].strip(), row[1]
@@ -265,7 +266,8 @@ def _read_pairs(file: Path, errors: ErrorPolicy) -> tuple[Texts, Texts, Judged]:
     query_column, passage_column, split_column = (
         column(names, known) for known in (QUERY_COLUMNS, PASSAGE_COLUMNS, ("split",))
     )
-    assert query_column is not None and passage_column is not None
+    assert query_column is not None
+    assert passage_column is not None
     passages, queries, judged = Texts(), Texts(), Judged()
     for number, (location, row) in enumerate(table_rows(file, errors)):
         if number == 0:
