@@ -118,7 +118,7 @@ def contributing_negatives(results: Results, names: Sequence[str]) -> Figure | N
         )
 
 
-def similarity_histograms(by_variant: Mapping[str, Similarities]) -> Figure:
+def similarity_histograms(by_variant: Mapping[str, Similarities], sides: Sides) -> Figure:
     """Similarities of captions to their own image and to the most similar other image."""
     with plotting() as Canvas:
         rows = (len(by_variant) + 1) // 2
@@ -127,7 +127,7 @@ def similarity_histograms(by_variant: Mapping[str, Similarities]) -> Figure:
         bins = np.linspace(values.min(), values.max(), 41)
         grid = canvas.subplots(rows, 2, squeeze=False, sharex=True)
         for axes, (name, each) in zip(grid.flat, by_variant.items(), strict=False):
-            axes.hist(each.own, bins, color=SERIES[0], alpha=0.75, label="own image")
+            axes.hist(each.own, bins, color=SERIES[0], alpha=0.75, label=f"own {sides.image}")
             axes.hist(each.hardest, bins, color=SERIES[1], alpha=0.6, label="hardest negative")
             axes.set_title(short_label(name))
             axes.set_yticks([])
@@ -138,8 +138,8 @@ def similarity_histograms(by_variant: Mapping[str, Similarities]) -> Figure:
             canvas,
             "similarities",
             "Similarities",
-            "Similarity of every held-out caption to its own image and to the most similar other image; first shared "
-            "seed.",
+            f"Similarity of every held-out {sides.caption} to its own {sides.image} and to the most similar other "
+            f"{sides.image}; first shared seed.",
         )
 
 

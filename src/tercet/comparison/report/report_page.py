@@ -81,7 +81,7 @@ def _figures(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> l
         figures.rank_changes(results, order[0], order[1], seed) if seed is not None and len(order) > 1 else None,
         figures.learning_curves(results, names),
         figures.contributing_negatives(results, names),
-        figures.similarity_histograms(histograms) if histograms else None,
+        figures.similarity_histograms(histograms, results.sides) if histograms else None,
         figures.cross_ranks(results, order),
         figures.costs(results, order),
     ]
