@@ -120,7 +120,10 @@ def _report(message: str, skipped: Sequence[str], warnings: list[str]) -> None:
 def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
     console.print(f"[bold]{escape(str(data.path))}[/] (format: {data.format})", soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("split", "images", "captions", "captions/image", "words/caption", "shared", "image files"):
+    sides = data.sides
+    per_image, words = f"{sides.captions}/{sides.image}", f"words/{sides.caption}"
+    files = () if sides.image_is_text else ("image files",)
+    for column in ("split", sides.images, sides.captions, per_image, words, "shared", *files):
         table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
     for name, row in summary.splits.items():
         table.add_row(
@@ -130,17 +133,17 @@ def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
             _range(*row.captions_per_image),
             _range(*row.words_per_caption),
             f"{row.shared_captions:,}",
-            "none" if row.image_files is None else f"{row.image_files:,}",
+            *(["none" if row.image_files is None else f"{row.image_files:,}"] if files else []),
         )
     console.print(table)
     legend = (
-        "captions/image: min to max, mean; words/caption: min to max, median; "
-        "shared: captions whose exact text also belongs to another image"
+        f"{per_image}: min to max, mean; {words}: min to max, median; "
+        f"shared: {sides.captions} whose exact text also belongs to another {sides.image}"
     )
     console.print(legend, style="dim", soft_wrap=True)
     for name, row in summary.splits.items():
         if row.features != "none" or row.caption_features != "none":
-            features = f"image features {row.features}; caption features {row.caption_features}"
+            features = f"{sides.image} features {row.features}; {sides.caption} features {row.caption_features}"
             console.print(f"{_printable(name)}: {features}", highlight=False)
     for first, second, kind, count in summary.overlaps:
         overlap = f"{_printable(first)} and {_printable(second)} share {count:,} {kind}"

@@ -146,7 +146,8 @@ RULES = (
         value=lambda m: m.hubness,
         describe=lambda m: (
             f"a few candidates are near to most queries: the skewness is {m.hub_captions:.2f} over "
-            f"{m.sides.captions} and {m.hub_images:.2f} over {m.sides.images}, and one candidate is among the 10 nearest of {m.largest_hub:.0%} of the "
+            f"{m.sides.captions} and {m.hub_images:.2f} over {m.sides.images}, and one candidate is among the 10 "
+            f"nearest of {m.largest_hub:.0%} of the "
             "queries of its direction."
         ),
         advice="Check the data first: do all images share something, such as a watermark, or are the features of one "
@@ -163,8 +164,8 @@ RULES = (
         "than the modalities are",
         value=lambda m: m.gap,
         describe=lambda m: (
-            f"{m.sides.images} and {m.sides.captions} are far apart: the gap is {m.gap:.2f} times the width of a modality, and a plane "
-            f"separates {m.separable_share:.0%} of the embeddings by modality."
+            f"{m.sides.images} and {m.sides.captions} are far apart: the gap is {m.gap:.2f} times the width of a "
+            f"modality, and a plane separates {m.separable_share:.0%} of the embeddings by modality."
         ),
         advice="A low temperature or a small margin preserves the gap of the random initialization: try "
         "--objective-settings temperature=0.1, more --epochs or a higher --learning-rate. Ranks may not suffer, but "
@@ -283,7 +284,8 @@ RULES = (
         source=OURS,
         value=lambda m: m.fall,
         describe=lambda m: (
-            f"validation fell by {m.fall:.1%} after its best epoch; rsum is {m.train_rsum:.0f} on training {m.sides.images} "
+            f"validation fell by {m.fall:.1%} after its best epoch; rsum is {m.train_rsum:.0f} on training "
+            f"{m.sides.images} "
             f"and {m.held_out_rsum:.0f} on as many held-out {m.sides.images}."
         ),
         advice="Fewer --epochs, a --schedule that decays to 0 (cosine), more --weight-decay, --drop-regions 0.2 "

@@ -62,6 +62,8 @@ export function updateIndexes(about) {
     if (names.includes(selected)) $("index").value = selected;
   }
   $("index-choice").hidden = names.length < 2;
+  const ready = about.indexes.filter((index) => index.state === "ready");
+  $("choose-image").hidden = $("search-note").hidden = ready.length > 0 && ready.every((index) => index.images !== "images");
   if (retry && names.length) retry();
 }
 
