@@ -47,6 +47,9 @@ FORMATS = {
     "beir": Format(
         beir.recognise, beir.read, "passages and queries: BEIR's corpus.jsonl, queries.jsonl, qrels/", beir.SUFFIXES
     ),
+    "query-table": Format(
+        csv_tsv.is_query_table, beir.read, "CSV or TSV with the columns query and passage", tuple(csv_tsv.SUFFIXES)
+    ),
     "folder": Format(folder.recognise, folder.read, "images, each with a .txt file of captions beside it", ()),
 }
 
@@ -115,7 +118,7 @@ def all_formats() -> dict[str, Format]:
 def detect_format(path: Path) -> str:
     """The one format that matches; `ValueError` if none or several do."""
     if (path / precomp.MANIFEST).is_file():  # written by `tercet features`
-        return "beir" if beir.recognise(path) else "precomp"
+        return "precomp" if precomp.recognise(path) else "beir"
     matching = _matching(path, FORMATS) or _matching(path, all_formats())
     if len(matching) == 1:
         return matching[0]

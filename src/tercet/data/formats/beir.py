@@ -25,15 +25,13 @@ import numpy as np
 from tercet.data.dataset import DataSet, Split, split_name
 from tercet.data.feature_array import FeatureArray, map_array
 from tercet.data.formats.builder import DEFAULT_SPLIT, sort_splits
-from tercet.data.formats.csv_tsv import column, header_names, table_rows
+from tercet.data.formats.csv_tsv import PASSAGE_COLUMNS, QUERY_COLUMNS, column, header_names, table_rows
 from tercet.data.formats.precomp import MANIFEST, check_features
 from tercet.data.textio import ErrorPolicy, caption_error, numbered_lines
 from tercet.types import TEXT_TEXT
 
 CORPUS, QUERIES, QRELS = "corpus", "queries", "qrels"
-SUFFIXES = (".jsonl", ".tsv", ".csv")
-QUERY_COLUMNS = ("query", "question")
-PASSAGE_COLUMNS = ("passage", "context", "document", "answer")
+SUFFIXES = (".jsonl", ".tsv")
 ID_COLUMNS = ("_id", "id", "pid", "qid", "passage_id", "query_id", "query-id")
 JUDGED_COLUMNS = ("query-id", "query_id", "qid", "query")
 BEIR_SPLIT_NAMES = {"val": "dev"}
@@ -60,18 +58,18 @@ Judged = dict[str, dict[tuple[int, int], str]]
 
 
 def recognise(path: Path) -> bool:
-    if path.is_file() and path.suffix.lower() in (".tsv", ".csv") and path.stem not in (CORPUS, QUERIES):
-        names = header_names(path)
-        return column(names, QUERY_COLUMNS) is not None and column(names, PASSAGE_COLUMNS) is not None
+    if path.is_file() and path.stem not in (CORPUS, QUERIES):
+        return False
     return _find(_folder(path), CORPUS) is not None and (_folder(path) / QRELS).is_dir()
 
 
 def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
     if images is not None:
         raise ValueError(f"--images {images}: {path} has passages and queries, and no images")
-    if path.is_file() and path.stem not in (CORPUS, QUERIES):
+    is_table = path.is_file() and path.stem not in (CORPUS, QUERIES)
+    folder = None
+    if is_table:
         passages, queries, judged = _read_pairs(path, errors)
-        folder = None
     else:
         folder = _folder(path)
         if (folder / MANIFEST).is_file():
@@ -90,7 +88,7 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
     }
     if not splits:
         raise ValueError(f"{path}: no query has a positive passage" + _first_error(errors))
-    return DataSet(path if folder is None else folder, "beir", splits, errors.messages)
+    return DataSet(folder or path, "query-table" if is_table else "beir", splits, errors.messages)
 
 
 def _split(
@@ -266,8 +264,8 @@ def _read_pairs(file: Path, errors: ErrorPolicy) -> tuple[Texts, Texts, Judged]:
     query_column, passage_column, split_column = (
         column(names, known) for known in (QUERY_COLUMNS, PASSAGE_COLUMNS, ("split",))
     )
-    assert query_column is not None
-    assert passage_column is not None
+    if query_column is None or passage_column is None:
+        raise ValueError(f"{file}, line 1: expected a header with the columns query and passage")
     passages, queries, judged = Texts(), Texts(), Judged()
     for number, (location, row) in enumerate(table_rows(file, errors)):
         if number == 0:

@@ -15,10 +15,18 @@ from tercet.data.textio import ErrorPolicy, numbered_lines
 SUFFIXES = {".csv", ".tsv"}
 IMAGE_COLUMNS = ("image", "filepath", "filename", "file_name", "file", "path", "image_path", "image_name")
 CAPTION_COLUMNS = ("caption", "text", "title", "sentence", "comment")
+QUERY_COLUMNS = ("query", "question")
+PASSAGE_COLUMNS = ("passage", "context", "document", "answer")
 
 
 def recognise(path: Path) -> bool:
     return any(_columns(file) is not None for file in files_of(path))
+
+
+def is_query_table(path: Path) -> bool:
+    """Whether a file has the columns query and passage: `beir` reads it."""
+    names = header_names(path) if path.is_file() and path.suffix.lower() in SUFFIXES else []
+    return column(names, QUERY_COLUMNS) is not None and column(names, PASSAGE_COLUMNS) is not None
 
 
 def files_of(path: Path) -> list[Path]:
