@@ -31,7 +31,7 @@ def passages_of(folder):
 
 
 def test_heads_and_towers_train_evaluate_mine_and_search(tmp_path):
-    make_texts("scenes:24", "texts", "--distractors", 4, cwd=tmp_path)
+    make_texts("scenes:18", "texts", "--distractors", 3, "--limit", 18, cwd=tmp_path)
     passages = passages_of(tmp_path / "texts")
     tercet("features", "texts", "features", "--text-encoder", "bag-of-words", cwd=tmp_path, check=True)
     small = ("--epochs", 1, "--batch-size", 16, "--runs", "runs")
