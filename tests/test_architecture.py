@@ -49,7 +49,7 @@ SUBPARTS = {part for part in MAY_IMPORT if "." in part}
 
 NOT_A_CONCEPT = {"utils", "util", "common", "helpers", "misc"}
 SHARED_NAMES = {"__init__", "settings", "registry", "base"}
-SYSTEMS = {"heads", "vsepp", "vsrn", "vse_infinity", "scan", "bfan", "xvlm", "clip"}
+SYSTEMS = {"heads", "vsepp", "vsrn", "vse_infinity", "scan", "bfan", "xvlm", "clip", "text_towers"}
 
 FILES = sorted(file for file in PACKAGE.rglob("*.py") if file != PACKAGE / "__init__.py")
 

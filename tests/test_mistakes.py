@@ -94,7 +94,7 @@ MISTAKES = {
         "'fotos'",
         "did you mean foto?",
     ),
-    "column of a folder": ("data inspect heic --image-column foto", "folder", "no columns"),
+    "column of a folder": ("data inspect heic --image-column foto", "format folder", "no columns"),
     "file of 0 bytes": ("data inspect nothing.csv", "nothing.csv", "empty file"),
     "CSV without rows": ("data inspect header_only.csv", "header_only.csv", "no valid captions"),
     "mixed semicolons": ("train semicolon.csv", "semicolon.csv, line 3", "expected 3 columns, got 2"),

@@ -280,8 +280,8 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         "seed": seed,
     }
     default = train_settings({**common, "model": variant.model})
-    owners = prepared_datasets[variant.model].train.owners
-    max_captions = int(owners.bincount().max()) if len(owners) else 1
+    pairs = prepared_datasets[variant.model].train.pairs
+    max_captions = int(pairs[:, 0].bincount().max()) if len(pairs) else 1
     captions_per_image = min(CAPTIONS_PER_IMAGE.get(variant.objective, 1), max_captions)
     if captions_per_image > 1:
         # Recipes of papers with one positive per query would train it on one caption of each image.
@@ -296,7 +296,7 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         default.grad_accum_steps,
     )
     if not same_batches and settings.epoch_steps is None:
-        items = len(owners) if default.captions_per_image is None else int((owners.bincount() > 0).sum())
+        items = len(pairs) if default.captions_per_image is None else len(pairs[:, 0].unique())
         steps = default.epoch_steps or items // default.batch_size // default.grad_accum_steps
         if not steps:
             size = default.batch_size

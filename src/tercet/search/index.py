@@ -19,12 +19,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
-from PIL import Image
 
 from tercet.console import SILENT, Progress, printable
 from tercet.data.collate import prefetch
 from tercet.data.feature_array import map_array
-from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
+from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, PassageText, open_image
 from tercet.data.textio import read_json
 from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.indexed_regions import REGIONS, ROW_CHECKSUMS, IndexedRegions
@@ -42,6 +41,7 @@ from tercet.storage import (
     sync_file,
     write_manifest,
 )
+from tercet.types import IMAGE_TEXT, Sides
 
 MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
 GENERATION = re.compile(r"generation_\d{6}")
@@ -51,7 +51,8 @@ KNOWN_BATCH_SIZE = 512  # the same of images whose features are known
 
 ImagesToIndex = Mapping[str, tuple[ImageSource, tuple[str, ...]]]
 """Path -> (image, captions), in index order."""
-Embed = Callable[[list[Image.Image]], IndexedVectors]
+Embed = Callable[[list[Any]], IndexedVectors]
+"""Embeds decoded images, or the texts of passages."""
 
 
 class _Unreadable(dict[str, str]):
@@ -140,6 +141,7 @@ def update_index(
     source: str | None = None,
     known: KnownImages | None = None,
     skip_bad: bool = True,
+    sides: Sides = IMAGE_TEXT,
     progress: Progress = SILENT,
 ) -> IndexUpdate:
     """Make the index contain exactly these images; only new and changed ones are embedded, without decoding `known`
@@ -174,8 +176,9 @@ def update_index(
         readable = [item for path, item in items.items() if path not in errors]
         if not readable:
             first_error = f"; first error: {next(iter(errors.values()))}" if errors else ""
-            raise ValueError(f"none of {len(image_files):,} images could be read{first_error}")
-        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, store, source)
+            raise ValueError(f"none of {len(image_files):,} {sides.images} could be read{first_error}")
+        described = {"source": source, "sides": sides.kind}
+        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, store, described)
         cache.delete_files()
     added = [item for item in readable if item.path not in old_items]
     changed = [item for item in readable if item.path in old_items and old_items[item.path].checksum != item.checksum]
@@ -218,7 +221,8 @@ def _scan(
         except ValueError as error:
             errors[path] = str(error)
             continue
-        yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content))
+        text = image_file.text if isinstance(image_file, PassageText) else None
+        yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content), text)
 
 
 def _embed_known(items: Iterable[Item], known: KnownImages, cache: EmbeddingCache) -> None:
@@ -238,13 +242,14 @@ def _embed(
     errors: dict[str, str],
     progress: Progress,
 ) -> None:
-    def read(paths: list[str]) -> dict[str, tuple[Item, Image.Image] | str]:
-        """Path -> the item and its image, or the error."""
-        found: dict[str, tuple[Item, Image.Image] | str] = {}
+    def read(paths: list[str]) -> dict[str, tuple[Item, Any] | str]:
+        """Path -> the item and its image or text, or the error."""
+        found: dict[str, tuple[Item, Any] | str] = {}
         for path in paths:
             try:
                 item, content = _read_again(items[path], image_files[path][0])
-                found[path] = item, open_image(ImageBytes(content, str(image_files[path][0])))
+                of_image = ImageBytes(content, str(image_files[path][0]))
+                found[path] = item, open_image(of_image) if item.text is None else item.text
             except ValueError as error:
                 found[path] = str(error)
         return found
@@ -252,7 +257,7 @@ def _embed(
     bar = progress.bar("embedding", len(to_embed))
     groups = (to_embed[start : start + EMBED_BATCH_SIZE] for start in range(0, len(to_embed), EMBED_BATCH_SIZE))
     for group in prefetch(read, groups, workers=1):  # the next images are decoded while these are encoded
-        batch: dict[str, Image.Image] = {}
+        batch: dict[str, Any] = {}
         for path, result in group.items():
             if isinstance(result, str):
                 errors[path] = result
@@ -283,7 +288,7 @@ def _write_generation(
     model: dict[str, Any],
     kind: Kind,
     store_name: str,
-    source: str | None,
+    described: Mapping[str, Any],
 ) -> float | None:
     """Write a generation, then the manifest that names it, then delete the previous one. Return the recall of HNSW."""
     number = 1 if existing is None else int(existing.manifest["generation"].split("_")[1]) + 1
@@ -302,7 +307,7 @@ def _write_generation(
     recall = measure_recall(store, vectors) if kind != "flat" else None
     manifest = {"what": "index", "model": model, "generation": generation.name, "kind": kind, "recall": recall}
     manifest |= {"store": store_name, "format_version": FORMAT_VERSION}
-    manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
+    manifest |= {"items": len(items), "dim": vectors.shape[1]} | dict(described)
     for file in generation.iterdir():
         sync_file(file)
     manifest[CHECKSUMS] = checksums_of(generation, [file.name for file in generation.iterdir() if file.name != REGIONS])

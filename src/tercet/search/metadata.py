@@ -8,24 +8,31 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tercet.data.dataset import DataSet
+from tercet.data.dataset import DataSet, Split
 from tercet.data.formats import open_data
 from tercet.data.formats.builder import is_below, outside
-from tercet.data.image_io import SUFFIXES, ImageFile, ImageSource
+from tercet.data.image_io import SUFFIXES, ImageFile, ImageSource, PassageText
 
 
 @dataclass(frozen=True)
 class Item:
-    """An indexed image and its captions."""
+    """An indexed image and its captions, or an indexed passage and its queries."""
 
     path: str
-    """Absolute path; for an image inside a data file, that file and the name in it."""
+    """Absolute path; for an image inside a data file, that file and the name in it; the id of a passage."""
     captions: tuple[str, ...]
     size: int
     """Bytes."""
     modified: int | None
     """Modification time of the file in nanoseconds; None inside a data file."""
     checksum: str
+    text: str | None = None
+    """Of a passage."""
+
+    @property
+    def name(self) -> str:
+        """The file name, or the id of a passage."""
+        return Path(self.path).name if self.text is None else self.path
 
 
 def checksum_of(content: bytes) -> str:
@@ -85,6 +92,9 @@ def images_in_dataset(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tu
     images: dict[str, tuple[ImageSource, tuple[str, ...]]] = {}
     for name in splits or data.splits:
         split = data.split(name)
+        if split.image_texts is not None:
+            _add_passages(images, split)
+            continue
         image_files = split.images()
         if image_files is None:
             why = data.no_images or "it has no image files"
@@ -96,6 +106,17 @@ def images_in_dataset(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tu
             path = str(image_file.path.resolve()) if isinstance(image_file, ImageFile) else str(image_file)
             images[path] = (image_file, tuple(image_captions))
     return images
+
+
+def _add_passages(images: dict[str, tuple[ImageSource, tuple[str, ...]]], split: Split) -> None:
+    """Every passage, with its queries of all splits."""
+    assert split.image_texts is not None
+    queries: list[list[str]] = [[] for _ in split.image_names]
+    for passage, query in split.pairs().tolist():
+        queries[passage].append(split.texts[query])
+    for name, text, own in zip(split.image_names, split.image_texts, queries, strict=True):
+        known = images[name][1] if name in images else ()
+        images[name] = PassageText(text, name), (*known, *own)
 
 
 class IndexedImages:

@@ -38,12 +38,12 @@ class HealthMonitor:
         self._consecutive: Counter[str] = Counter()
 
     def check_data(self, data: PairedData) -> None:
-        shared = _captions_with_shared_text(data)
+        shared, sides = _captions_with_shared_text(data), data.sides
         if shared:
             self._once(
                 "equal text",
-                f"{shared} captions have the same text as a caption of another image and count as negatives of that "
-                "image: --ignore-equal-text ignores such pairs",
+                f"{shared} {sides.captions} have the same text as a {sides.caption} of another {sides.image} and count "
+                f"as negatives of that {sides.image}: --ignore-equal-text ignores such pairs",
             )
 
     def check_step(

@@ -65,15 +65,15 @@ class FoldedBlock(nn.Module):
         return projected.add_(maps) if self.has_shortcut else projected
 
 
-def folded(model: Any, *, fused: bool | None = None) -> nn.Module:
-    """The layers of `model.extract_features`, of an EfficientNet-Lite of the package efficientnet_lite_pytorch.
+def folded(network: Any, *, fused: bool | None = None) -> nn.Module:
+    """The layers of `network.extract_features`, of an EfficientNet-Lite of the package efficientnet_lite_pytorch.
 
     `fused`: whether a convolution and its ReLU6 are one operation; None: where PyTorch can.
     """
     fused = has_fused_convolution() if fused is None else fused
-    stem = FoldedConvolution(model._conv_stem, model._bn0, relu6=True, fused=fused)
-    blocks = [FoldedBlock(block, fused=fused) for block in model._blocks]
-    head = FoldedConvolution(model._conv_head, model._bn1, relu6=True, fused=fused)
+    stem = FoldedConvolution(network._conv_stem, network._bn0, relu6=True, fused=fused)
+    blocks = [FoldedBlock(block, fused=fused) for block in network._blocks]
+    head = FoldedConvolution(network._conv_head, network._bn1, relu6=True, fused=fused)
     return nn.Sequential(stem, *blocks, head).eval()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tercet.data.dataset import DataSet
-from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
+from tercet.data.formats import beir, csv_tsv, folder, json_list, karpathy, parquet, precomp
 from tercet.data.formats.columns import Columns
 from tercet.data.formats.converted import CONVERTED, check_converted
 from tercet.data.formats.explain import check_kind, nearest, unknown_folder
@@ -54,6 +54,12 @@ FORMATS = {
         "Parquet or a local Hugging Face dataset",
         tuple(parquet.SUFFIXES),
         has_columns=True,
+    ),
+    "beir": Format(
+        beir.recognise, beir.read, "passages and queries: BEIR's corpus.jsonl, queries.jsonl, qrels/", beir.SUFFIXES
+    ),
+    "query-table": Format(
+        csv_tsv.is_query_table, beir.read, "CSV or TSV with the columns query and passage", tuple(csv_tsv.SUFFIXES)
     ),
     "folder": Format(folder.recognise, folder.read, "images, each with a .txt file of captions beside it", ()),
 }
@@ -107,7 +113,7 @@ def _open_path(
     known = find("format", name, FORMATS, ENTRY_POINTS)
     image_folder = None if images is None else Path(images)
     if columns and not known.has_columns:
-        raise ValueError(f"{path} has format {name}, which has no columns to name with --image-column and the like")
+        raise ValueError(f"{path} has format {name}, which has no columns: --image-column is for tables")
     if features is not None:
         if name != "precomp":
             raise ValueError(f"{path} has format {name}: feature files can only be selected in a precomp folder")
@@ -143,7 +149,7 @@ def all_formats() -> dict[str, Format]:
 def detect_format(path: Path) -> str:
     """The one format that matches; `ValueError` if none or several do."""
     if (path / precomp.MANIFEST).is_file():  # written by `tercet features`
-        return "precomp"
+        return "precomp" if precomp.recognise(path) else "beir"
     matching = _matching(path, FORMATS) or _matching(path, all_formats())
     if len(matching) == 1:
         return matching[0]

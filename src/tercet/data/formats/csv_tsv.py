@@ -5,21 +5,32 @@ The split comes from a column `split`, or from the file name. A folder of such f
 
 import csv
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tercet.data.dataset import DataSet
 from tercet.data.formats.builder import DEFAULT_SPLIT, DatasetBuilder, ImageFolder, candidate_folders, split_in_name
-from tercet.data.formats.columns import Columns, FoundColumns, find_columns
+from tercet.data.formats.columns import Columns, find_columns
 from tercet.data.textio import ErrorPolicy, numbered_lines
 
 SUFFIXES = {".csv", ".tsv"}
 IMAGE_COLUMNS = ("image", "filepath", "filename", "file_name", "file", "path", "image_path", "image_name")
 CAPTION_COLUMNS = ("caption", "text", "title", "sentence", "comment")
+QUERY_COLUMNS = ("query", "question")
+PASSAGE_COLUMNS = ("passage", "context", "document", "answer")
 
 
 def recognise(path: Path) -> bool:
     """A file by its suffix, so that missing columns are reported; a folder by the header of a file in it."""
-    return bool(files_of(path)) if path.is_file() else any(_has_columns(file) for file in files_of(path))
+    if path.is_file():
+        return bool(files_of(path)) and not is_query_table(path)
+    return any(_has_columns(file) for file in files_of(path))
+
+
+def is_query_table(path: Path) -> bool:
+    """Whether a file has the columns query and passage: `beir` reads it."""
+    names = header_names(path) if path.is_file() and path.suffix.lower() in SUFFIXES else []
+    return column(names, QUERY_COLUMNS) is not None and column(names, PASSAGE_COLUMNS) is not None
 
 
 def files_of(path: Path) -> list[Path]:
@@ -54,16 +65,22 @@ def _names(header: str) -> list[str]:
     return [name.strip() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
 
 
-def _has_columns(file: Path) -> bool:
+def header_names(file: Path) -> list[str]:
+    """The cells of the first line, in lower case; none if it is not a row of a table."""
     try:
-        _find_columns(_names(_header(file)), Columns(), file)
+        return [name.lower() for name in _names(_header(file))]
     except (ValueError, csv.Error):
-        return False
-    return True
+        return []
 
 
-def _find_columns(names: list[str], given: Columns, file: Path) -> FoundColumns:
-    return find_columns(names, given, f"{file}, line 1", usual_images=IMAGE_COLUMNS, usual_captions=CAPTION_COLUMNS)
+def column(names: Sequence[str], known: Sequence[str]) -> int | None:
+    """The index of the first of these names in a header; None if it has none of them."""
+    return next((names.index(name) for name in known if name in names), None)
+
+
+def _has_columns(file: Path) -> bool:
+    names = header_names(file)
+    return column(names, IMAGE_COLUMNS) is not None and column(names, CAPTION_COLUMNS) is not None
 
 
 def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
@@ -74,13 +91,28 @@ def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
         names = _names(header)
     except csv.Error as error:
         raise ValueError(f"{file}, line 1: not a header: {error}") from error
-    columns = _find_columns(names, given, file)
+    columns = find_columns(names, given, f"{file}, line 1", usual_images=IMAGE_COLUMNS, usual_captions=CAPTION_COLUMNS)
     image, caption = names.index(columns.image), names.index(columns.caption)
     split = None if columns.split is None else names.index(columns.split)
+    delimiter = _delimiter(header)
+    hint = f"; a caption that contains {delimiter!r} must be in quotation marks" if delimiter != "\t" else ""
     file_split = split_in_name(file.stem) or DEFAULT_SPLIT
+    rows = table_rows(file, builder.errors)
+    next(rows)
+    for location, row in rows:
+        if len(row) != len(names):
+            builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}{hint}")
+            continue
+        builder.add(
+            row[split].strip() if split is not None else file_split, row[image].strip(), [row[caption]], location
+        )
+
+
+def table_rows(file: Path, errors: ErrorPolicy) -> Iterator[tuple[str, list[str]]]:
+    """File and line, and cells of every row that is not empty, the header included."""
     # Lines that are not UTF-8 are reported and replaced by empty ones, so that line numbers stay correct.
-    lines = [text or "" for _, text in numbered_lines(file, builder.errors)]
-    content, delimiter = "\n".join(lines), _delimiter(header)
+    lines = [text or "" for _, text in numbered_lines(file, errors)]
+    content, delimiter = "\n".join(lines), _delimiter(_header(file))
     # In a TSV without quoting, a caption may start with a literal quotation mark.
     unquoted = delimiter == "\t" and not _valid_quoting(content)
     rows = csv.reader(
@@ -89,19 +121,10 @@ def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
         quoting=csv.QUOTE_NONE if unquoted else csv.QUOTE_MINIMAL,
         strict=True,
     )
-    hint = f"; a caption that contains {delimiter!r} must be in quotation marks" if delimiter != "\t" else ""
     try:
-        next(rows)
         for row in rows:
-            location = f"{file}, line {rows.line_num}"
-            if not row:
-                continue  # an empty line
-            if len(row) != len(names):
-                builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}{hint}")
-                continue
-            builder.add(
-                row[split].strip() if split is not None else file_split, row[image].strip(), [row[caption]], location
-            )
+            if row:
+                yield f"{file}, line {rows.line_num}", row
     except csv.Error as error:
         raise ValueError(f"{file}, line {rows.line_num}: {error}") from error
 
