@@ -136,7 +136,7 @@ class LocalExecutor:
 
 
 def threads_of(plans: Sequence[PlannedRun], processes: int, cores: int) -> int:
-    """Threads per process: as many as when all runs were planned, so that a resumed run goes on with equal bits."""
+    """Threads per process: as many as when all runs were planned, so that a resumed run ends with the same bits."""
     return max(1, cores // min(processes, max(len(plans), plans[0].together)))
 
 
