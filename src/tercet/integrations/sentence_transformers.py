@@ -1,0 +1,57 @@
+"""sentence-transformers: `SentenceTransformerTrainer(model, args, data, loss=Loss(model, "cir/sig-ms"))`.
+
+Columns are anchor, positive, hard negatives. A column `label` holds an id per row: equal ids are positives.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tercet.integrations import host, made_on_first_use
+from tercet.objectives import ObjectiveLike, objective
+from tercet.objectives.inputs import is_distributed
+
+
+class Loss(nn.Module):
+    """The objective on the batch of all processes. `freeze_unused` freezes the scale of a CLIP model."""
+
+    def __init__(self, model: nn.Module, which: ObjectiveLike, *, freeze_unused: bool = False, **settings: Any) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective(which, **settings)
+        unused = {name: p for name, p in model.named_parameters() if name.endswith(("logit_scale", "logit_bias"))}
+        if freeze_unused and unused:
+            nn.ParameterList(unused.values()).requires_grad_(False)
+            warnings.warn(f"frozen, since the loss does not use it: {', '.join(unused)}", stacklevel=2)
+
+    def forward(self, features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        return self.compute_loss_from_embeddings([self.model(f)["sentence_embedding"] for f in features], labels)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
+        anchors, *candidates = [F.normalize(column, dim=1) for column in embeddings]
+        if labels is None:  # unique on every process
+            labels = torch.arange(len(anchors), device=anchors.device) + ((dist.get_rank() if is_distributed() else 0) << 32)
+        hard_negatives = labels.new_full((sum(map(len, candidates[1:])),), torch.iinfo(torch.int64).min)
+        ids = {"image_ids": labels, "caption_ids": torch.cat([labels, hard_negatives])}
+        return self.objective(anchors, torch.cat(candidates), **ids)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {"objective": self.objective.name, **self.objective.settings}
+
+
+def _CachedLoss() -> type:  # noqa: N802
+    class CachedLoss(host("sentence_transformers.base.losses").CachedLossMixin, Loss):  # type: ignore[misc]
+        """GradCache: the same gradient with the memory of `mini_batch_size` rows."""
+
+        mini_batch_size = 32
+        forward = lambda self, features, labels=None: self.forward_cached(features, labels)  # noqa: E731
+
+        def calculate_loss(self, reps: Any, labels: Any = None, *, with_backward: bool = False) -> Tensor:
+            loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
+            return loss if not with_backward else (loss.backward(), loss.detach())[1]
+
+    return CachedLoss
+__getattr__ = made_on_first_use(_CachedLoss)
