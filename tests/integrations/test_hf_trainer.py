@@ -1,4 +1,4 @@
-"""Hugging Face Trainer, the real one: gradients in one and two processes, with accumulation; its own loss; the watcher."""
+"""Hugging Face Trainer, the real one: gradients in one and two processes; its own loss; the watcher."""
 
 import pytest
 import torch

@@ -1,7 +1,6 @@
 """Hugging Face Trainer: `Trainer(model, args, compute_loss_func=compute_loss_func("cir/sig-ms"), ...)`.
 
-The batch needs a column `labels` with the id of each row's image (equal ids are positives), and the arguments
-`remove_unused_columns=False` and `label_names=["labels"]`.
+The arguments are `remove_unused_columns=False, label_names=["labels"]`: `labels` holds the id of each row's image.
 """
 
 from collections.abc import Callable

@@ -25,11 +25,9 @@ class _Named:
 
     def embed(self, items: Any) -> Tensor:
         """Embed the images, or else the texts, of a batch or a dataset of mteb."""
-        images = items["image"] if "image" in items else None
-        texts = items["text"] if "text" in items else None
-        if (images is None) == (texts is None):
+        if ("image" in items) == ("text" in items):
             raise ValueError("an item must be an image or a text, and not both")
-        return self.model.embed_texts(list(texts)) if images is None else self.model.embed_images(list(images))
+        return self.model.embed_images(items["image"]) if "image" in items else self.model.embed_texts(items["text"])
 
 
 class Encoder(_Named):

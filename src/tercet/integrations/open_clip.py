@@ -1,9 +1,9 @@
 """open_clip: the objective as the loss of its training loop, in 3.x and in the tasks of its main branch.
 
-    import open_clip_train.main as program
-    program.create_loss = tercet.integrations.open_clip.create_loss("cir/sig-ms")
-    program.main(arguments)                                        # 3.x
-    task = CLIPTask(model, loss=Loss("cir/sig-ms"))                # main branch
+import open_clip_train.main as program
+program.create_loss = tercet.integrations.open_clip.create_loss("cir/sig-ms")
+program.main(arguments)                                        # 3.x
+task = CLIPTask(model, loss=Loss("cir/sig-ms"))                # main branch
 """
 
 from collections.abc import Callable

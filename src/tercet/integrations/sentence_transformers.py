@@ -1,7 +1,4 @@
-"""sentence-transformers: `SentenceTransformerTrainer(model, args, data, loss=Loss(model, "cir/sig-ms"))`.
-
-Columns are anchor, positive, hard negatives. A column `label` holds an id per row: equal ids are positives.
-"""
+"""sentence-transformers: columns anchor, positive, hard negatives, and `label`: rows with equal ids are positives."""
 
 import warnings
 from typing import Any
@@ -32,11 +29,11 @@ class Loss(nn.Module):
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         anchors, *candidates = [F.normalize(column, dim=1) for column in embeddings]
-        if labels is None:  # unique on every process
-            labels = torch.arange(len(anchors), device=anchors.device) + ((dist.get_rank() if is_distributed() else 0) << 32)
-        hard_negatives = labels.new_full((sum(map(len, candidates[1:])),), torch.iinfo(torch.int64).min)
-        ids = {"image_ids": labels, "caption_ids": torch.cat([labels, hard_negatives])}
-        return self.objective(anchors, torch.cat(candidates), **ids)
+        first = dist.get_rank() << 32 if is_distributed() else 0  # ids that no other process has
+        labels = torch.arange(len(anchors), device=anchors.device) + first if labels is None else labels
+        negatives = labels.new_full((sum(map(len, candidates[1:])),), torch.iinfo(torch.int64).min)
+        ids = torch.cat([labels, negatives])
+        return self.objective(anchors, torch.cat(candidates), image_ids=labels, caption_ids=ids)
 
     def get_config_dict(self) -> dict[str, Any]:
         return {"objective": self.objective.name, **self.objective.settings}
@@ -46,12 +43,20 @@ def _CachedLoss() -> type:  # noqa: N802
     class CachedLoss(host("sentence_transformers.base.losses").CachedLossMixin, Loss):  # type: ignore[misc]
         """GradCache: the same gradient with the memory of `mini_batch_size` rows."""
 
-        mini_batch_size = 32
-        forward = lambda self, features, labels=None: self.forward_cached(features, labels)  # noqa: E731
+        def __init__(self, model: nn.Module, which: ObjectiveLike, mini_batch_size: int = 32, **rest: Any) -> None:
+            super().__init__(model, which, **rest)
+            self.mini_batch_size = mini_batch_size
+
+        def forward(self, features: Any, labels: Any = None) -> Any:
+            return self.forward_cached(features, labels)  # type: ignore[operator]
 
         def calculate_loss(self, reps: Any, labels: Any = None, *, with_backward: bool = False) -> Tensor:
             loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
-            return loss if not with_backward else (loss.backward(), loss.detach())[1]
+            if with_backward:
+                loss.backward()
+            return loss.detach() if with_backward else loss
 
     return CachedLoss
+
+
 __getattr__ = made_on_first_use(_CachedLoss)

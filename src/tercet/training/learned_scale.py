@@ -20,7 +20,7 @@ NEUTRAL = {"temperature": 1.0, "bias": 0.0}
 def with_learned_scale(objective: RowObjective, scale: Factor, bias: Factor) -> tuple[RowObjective, Factor, Factor]:
     """Return the objective with neutral settings in place of defaults, and the scale and bias that it uses, or None."""
     used = {"temperature": scale, "bias": bias}
-    used = {name: factor if name in objective.settings else None for name, factor in used.items()}
+    used = {name: _one_number(factor) if name in objective.settings else None for name, factor in used.items()}
     neutral = {
         name: NEUTRAL[name] for name, factor in used.items() if factor is not None and _at_default(objective, name)
     }
@@ -28,7 +28,7 @@ def with_learned_scale(objective: RowObjective, scale: Factor, bias: Factor) -> 
 
 
 def scalar_with_scale(
-    objective: RowObjective, images: Tensor, captions: Tensor, scale: Factor, bias: Factor, **ids: Tensor | None
+    objective: RowObjective, images: Tensor, captions: Tensor, scale: Factor, bias: Factor, **ids: Any
 ) -> Float[Tensor, ""]:
     """The objective's scalar with the scale and bias that it uses; those that it does not use get a gradient of 0.
 
@@ -40,6 +40,11 @@ def scalar_with_scale(
         if used is None and torch.is_tensor(factor):
             scalar = scalar + 0.0 * factor.sum()
     return scalar
+
+
+def _one_number(factor: Factor) -> Factor:
+    """SigLIP's parameters, and all that FSDP2 shards, have shape (1,)."""
+    return factor.reshape(()) if isinstance(factor, Tensor) and factor.numel() == 1 else factor
 
 
 def _at_default(objective: RowObjective, setting: str) -> bool:

@@ -1,7 +1,7 @@
 """`tercet.watch`: what an objective does inside any training loop, measured every now and then.
 
-    watcher = tercet.watch("nt-xent")                       # the objective that the loop trains with
-    watcher(images, captions, image_ids=a, caption_ids=b)   # in the loop; or once: watcher.attach(loss_module)
+watcher = tercet.watch("nt-xent")                       # the objective that the loop trains with
+watcher(images, captions, image_ids=a, caption_ids=b)   # in the loop; or once: watcher.attach(loss_module)
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from tercet.analysis.cocos import cocos
 from tercet.objectives import ObjectiveLike, RowObjective, objective
-from tercet.objectives.inputs import check_embeddings, ids_of_pairs, is_distributed, positives_from_ids
+from tercet.objectives.inputs import (
+    at_least_float32,
+    check_embeddings,
+    ids_of_pairs,
+    is_distributed,
+    positives_from_ids,
+)
 from tercet.training.learned_scale import with_learned_scale
 from tercet.training.monitor import HealthMonitor
 from tercet.types import PairMask
@@ -79,7 +85,7 @@ class Watcher:
             if len(images) * len(captions) > MAX_ENTRIES:
                 self._refuse(len(images), len(captions))
                 return None
-            return self._measure((images @ captions.T).float(), positives_from_ids(*ids), scale, bias, matching)
+            return self._measure(at_least_float32(images @ captions.T), positives_from_ids(*ids), scale, bias, matching)
 
     def attach(self, module: nn.Module) -> Any:
         """Call the watcher at every forward pass of a module with gradients; `.remove()` of what returns ends that.
@@ -112,7 +118,7 @@ class Watcher:
         fitted, scale, bias = with_learned_scale(self.objective, scale, bias)
         scaled = similarity if scale is None else scale * similarity
         counts = cocos(fitted, scaled if bias is None else scaled + bias, positives, matching=matching)
-        self.latest = {"watch/step": self.step, "watch/monitor": monitor} | {
+        self.latest = {"watch/step": float(self.step), "watch/monitor": monitor} | {
             f"watch/{direction}_{name}": count
             for direction in ("i2t", "t2i")
             for name, count in counts[direction].items()
