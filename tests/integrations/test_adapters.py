@@ -196,6 +196,11 @@ def test_trec_files_hold_the_evaluation(tmp_path):
     ]
     by_query = {(row[0], row[2]): float(row[4]) for row in ranked}
     assert by_query["t1", "i1"] == S[1, 1].item()
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_trec_files_need_a_mask_of_the_same_shape(tmp_path):
+    S, positives = torch.rand(2, 3), torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(ValueError, match=r"boolean mask of shape \(2, 3\)"):
         tercet.integrations.trec.write(tmp_path / "other", S, positives.T)
     assert not (tmp_path / "other").exists()

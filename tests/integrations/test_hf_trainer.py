@@ -31,7 +31,7 @@ def clip():
     return transformers.CLIPModel(config).double()
 
 
-def items(count=len(IDS)):
+def items(count=2 * ROWS):
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randn(count, 3, 32, 32, generator=generator, dtype=torch.float64)
     texts = torch.randint(3, 30, (count, 6), generator=generator)

@@ -4,7 +4,6 @@ import warnings
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,11 +28,12 @@ class Loss(nn.Module):
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:
         anchors, *candidates = [F.normalize(column, dim=1) for column in embeddings]
-        first = dist.get_rank() << 32 if is_distributed() else 0  # ids that no other process has
+        first = torch.distributed.get_rank() << 32 if is_distributed() else 0  # ids that no other process has
         labels = torch.arange(len(anchors), device=anchors.device) + first if labels is None else labels
         negatives = labels.new_full((sum(map(len, candidates[1:])),), torch.iinfo(torch.int64).min)
-        ids = torch.cat([labels, negatives])
-        return self.objective(anchors, torch.cat(candidates), image_ids=labels, caption_ids=ids)
+        return self.objective(
+            anchors, torch.cat(candidates), image_ids=labels, caption_ids=torch.cat([labels, negatives])
+        )
 
     def get_config_dict(self) -> dict[str, Any]:
         return {"objective": self.objective.name, **self.objective.settings}
