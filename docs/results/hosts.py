@@ -274,9 +274,9 @@ def open_clip_section(lines: list[dict]) -> list[str]:
         "",
         "One step of its training loop on 16 pairs in float64, over the same step on the whole batch at once. The",
         "gradient of the encoders is that of the whole batch, so the loss must not be divided by `accum_freq`. That of",
-        "`logit_scale` and `logit_bias` is `accum_freq` times too large, because each of the `accum_freq` backward passes",
-        "adds all of it. (Issues 761 and 957 ask whether the loss must be divided.) `tercet.integrations.open_clip.Loss`",
-        "hands on one part of it each time.",
+        "`logit_scale` and `logit_bias` is `accum_freq` times too large, because each of the `accum_freq` backward",
+        "passes adds all of it. (Issues 761 and 957 ask whether the loss must be divided.)",
+        "`tercet.integrations.open_clip.Loss` hands on one part of it each time.",
         "",
         *table(
             ["loss", "accum_freq", "gradient of logit_scale, ratio", "of logit_bias", "of the encoders, difference"],
@@ -309,7 +309,7 @@ def pml_section(lines: list[dict]) -> list[str]:
         "## pytorch-metric-learning: one tensor of labels for both sides",
         "",
         "`loss(images, labels, ref_emb=captions, ref_labels=...)` on eight pairs. With the same tensor as `labels` the",
-        "library takes both sides for one and leaves out the diagonal, which here holds every positive pair (issue 488).",
+        "library takes both sides for one and leaves out the diagonal, which holds every positive pair (issue 488).",
         "",
         *table(
             ["loss", "ref_labels is labels", "ref_labels is a copy"],

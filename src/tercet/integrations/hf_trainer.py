@@ -46,9 +46,9 @@ def _WatchCallback() -> type:  # noqa: N802
         def __init__(self, watcher: Watcher, attach: bool = True) -> None:
             self.watcher, self.attach = watcher, attach
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
+        def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if self.attach:
-                self.watcher.attach(model)
+                self.watcher.attach(rest["model"])
 
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             if counts := self.watcher.take():

@@ -1,4 +1,4 @@
-"""sentence-transformers: columns anchor, positive, hard negatives, and `label`: rows with equal ids are positives."""
+"""sentence-transformers: columns anchor, positive, hard negatives, `label` (equal ids are positives); `CachedLoss` too."""
 
 import warnings
 from typing import Any
@@ -40,15 +40,14 @@ class Loss(nn.Module):
 
 
 def _CachedLoss() -> type:  # noqa: N802
-    class CachedLoss(host("sentence_transformers.base.losses").CachedLossMixin, Loss):  # type: ignore[misc]
-        """GradCache: the same gradient with the memory of `mini_batch_size` rows."""
+    mixin = host("sentence_transformers.base.losses").CachedLossMixin
+
+    class CachedLoss(mixin, Loss):  # type: ignore[misc,valid-type]
+        forward = mixin.forward_cached
 
         def __init__(self, model: nn.Module, which: ObjectiveLike, mini_batch_size: int = 32, **rest: Any) -> None:
             super().__init__(model, which, **rest)
             self.mini_batch_size = mini_batch_size
-
-        def forward(self, features: Any, labels: Any = None) -> Any:
-            return self.forward_cached(features, labels)  # type: ignore[operator]
 
         def calculate_loss(self, reps: Any, labels: Any = None, *, with_backward: bool = False) -> Tensor:
             loss = self.compute_loss_from_embeddings([torch.cat(parts) for parts in reps], labels)
