@@ -126,7 +126,11 @@ def measure_pytorch_metric_learning() -> list[dict]:
     return lines
 
 
-def dual_tower(rank, world, folder, loss, find_unused, frozen):
+def dual_towers(rank, world, folder, cases):
+    return {case: dual_tower(world, folder, *case) for case in cases}
+
+
+def dual_tower(world, folder, loss, find_unused):
     """Gradients of the first two steps of a CLIP under sentence-transformers, and what it raised."""
     import datasets
     import numpy as np
@@ -166,7 +170,7 @@ def dual_tower(rank, world, folder, loss, find_unused, frozen):
     model = host.SentenceTransformer(str(folder), device="cpu")
     for name, parameter in model.named_parameters():
         if name.endswith("logit_scale"):
-            parameter.requires_grad_(not frozen)
+            parameter.requires_grad_(False)
     rng = np.random.default_rng(0)
     images = [Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)) for _ in range(16)]
     gradients, ended = Gradients(), "trained"
@@ -197,27 +201,22 @@ def measure_sentence_transformers() -> list[dict]:
     from tests.integrations.test_sentence_transformers import WORDS
     from tests.tiny_models import save_clip
 
-    lines = []
-    plain, cached = (
-        ("MultipleNegativesRankingLoss", "tercet Loss"),
-        (
-            "CachedMultipleNegativesRankingLoss",
-            "tercet CachedLoss",
-        ),
-    )
+    losses = ("MultipleNegativesRankingLoss", "tercet Loss", "CachedMultipleNegativesRankingLoss", "tercet CachedLoss")
+    cases, lines = [(loss, find_unused) for loss in losses for find_unused in (False, True)], []
     with tempfile.TemporaryDirectory() as folder:
         save_clip(folder, [" ".join(WORDS)])
-        for loss in (*plain, *cached):
-            (alone,) = in_processes(1, dual_tower, folder, loss, False, True)
-            for find_unused in (False, True):
-                ranks = in_processes(2, dual_tower, folder, loss, find_unused, True)
-                steps = [
-                    max(relative_difference(rank["gradients"][step], alone["gradients"][step]) for rank in ranks)
-                    for step in range(min(len(rank["gradients"]) for rank in ranks))
-                ]
-                row = {"finding": "dual tower", "loss": loss, "find_unused_parameters": find_unused}
-                errors = sorted({rank["ended"] for rank in ranks} - {"trained"})
-                lines.append(row | {"steps": [float(f"{step:.0e}") for step in steps], "errors": errors})
+        (alone,) = in_processes(1, dual_towers, folder, [(loss, False) for loss in losses])
+        ranks = in_processes(2, dual_towers, folder, cases)
+    for loss, find_unused in cases:
+        found = [rank[loss, find_unused] for rank in ranks]
+        expected = alone[loss, False]["gradients"]
+        steps = [
+            max(relative_difference(rank["gradients"][step], expected[step]) for rank in found)
+            for step in range(min(len(rank["gradients"]) for rank in found))
+        ]
+        errors = sorted({rank["ended"] for rank in found} - {"trained"})
+        row = {"finding": "dual tower", "loss": loss, "find_unused_parameters": find_unused}
+        lines.append(row | {"steps": [float(f"{step:.0e}") for step in steps], "errors": errors})
     return lines
 
 

@@ -161,7 +161,7 @@ def _grad_scaler(loss: Call, at: Leaves) -> Check:
     leaves = {name: leaf.float().requires_grad_() for name, leaf in at.items()}
     scaler = torch.amp.GradScaler("cpu", init_scale=LOSS_SCALE)
     optimizer = torch.optim.SGD(leaves.values(), lr=0.0)
-    scaler.scale(loss(leaves)).backward()  # type: ignore[no-untyped-call]
+    scaler.scale(loss(leaves)).backward()
     scaler.unscale_(optimizer)
     plain = _delivered(loss, {name: leaf.float() for name, leaf in at.items()})
     del plain["scalar"]
@@ -180,7 +180,7 @@ def _accumulation(loss: Call, at: Leaves, delivered: Leaves, by_differences: Lea
     found = _gradients(leaves)
     sides = {name: delivered[name] for name in ("images", "captions")}
     checks = [_compare("accumulation", found, sides, EXACT, "parts of a batch with cached embeddings")]
-    factors = {name: by_differences[name] for name in ("scale", "bias") if name in found}
+    factors: Leaves = {name: by_differences[name] for name in by_differences if name in ("scale", "bias")}
     if factors:
         hint = f"backward of all {parts} parts adds its gradient {parts} times: divide it by that number"
         check = _compare("accumulated scale", found, factors, FINITE_DIFFERENCES)
@@ -195,8 +195,8 @@ def _two_processes(subject: Callable[..., Any], takes: str) -> Check:
     def call(images: Tensor, captions: Tensor) -> Tensor:
         return _called(subject, takes, {"images": images, "captions": captions, **factors})
 
-    sides = [_leaves(takes)[name][:PAIRS_OF_RANKS] for name in ("images", "captions")]
-    result = gradients_of_two_processes(call, *sides, None, cut=PAIRS_OF_RANKS // 2)
+    images, captions = (_leaves(takes)[name][:PAIRS_OF_RANKS] for name in ("images", "captions"))
+    result = gradients_of_two_processes(call, images, captions, None, cut=PAIRS_OF_RANKS // 2)
     if isinstance(result, str):
         return Check("two processes", None if result.startswith(UNAVAILABLE) else math.inf, EXACT, result)
     averaged, whole = result
@@ -204,7 +204,7 @@ def _two_processes(subject: Callable[..., Any], takes: str) -> Check:
     check = _compare("two processes", averaged, whole, EXACT, hint)
     if check.passed:
         return check
-    alone = mean_of_shards(call, *sides, cut=PAIRS_OF_RANKS // 2)
+    alone = mean_of_shards(call, images, captions, cut=PAIRS_OF_RANKS // 2)
     return Check(check.name, check.error, check.tolerance, _explained(averaged, whole, alone))
 
 

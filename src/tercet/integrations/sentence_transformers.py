@@ -1,4 +1,4 @@
-"""sentence-transformers: columns anchor, positive, hard negatives, `label` (equal ids are positives); `CachedLoss` too."""
+"""sentence-transformers: columns anchor, positive, hard negatives; `label`: rows with equal ids are positives."""
 
 import warnings
 from typing import Any
@@ -19,8 +19,7 @@ class Loss(nn.Module):
         super().__init__()
         self.model, self.objective = model, objective(which, **settings)
         unused = {name: p for name, p in model.named_parameters() if name.endswith(("logit_scale", "logit_bias"))}
-        if freeze_unused and unused:
-            nn.ParameterList(unused.values()).requires_grad_(False)
+        if freeze_unused and nn.ParameterList(unused.values()).requires_grad_(False):
             warnings.warn(f"frozen, since the loss does not use it: {', '.join(unused)}", stacklevel=2)
 
     def forward(self, features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
