@@ -248,7 +248,7 @@ def read_lines(run: Path) -> list[dict[str, Any]]:
     content = _read(run, METRICS)
     try:
         return [dict(json.loads(line)) for line in content.decode("utf-8").splitlines()]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{run / METRICS} is damaged or missing: {_remedy(run)}") from error
 
 
@@ -258,9 +258,9 @@ def read_lines_so_far(run: Path) -> list[dict[str, Any]]:
     Other damaged lines are skipped too: these lines are shown, not evaluated.
     """
     lines = []
-    for line in _read(run, METRICS).decode("utf-8").split("\n")[:-1]:
-        with suppress(ValueError, TypeError):
-            lines.append(dict(json.loads(line)))
+    for line in _read(run, METRICS).split(b"\n")[:-1]:
+        with suppress(ValueError, TypeError, RecursionError):
+            lines.append(without_nan(dict(json.loads(line))))
     return lines
 
 

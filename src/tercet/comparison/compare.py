@@ -20,10 +20,10 @@ from tercet.comparison.plan import (
     common_settings,
     make_variants,
     plan_run,
+    planned_together,
     prepare_all,
     prepare_features,
     with_seed,
-    with_stacks,
 )
 from tercet.comparison.results import (
     Failure,
@@ -386,13 +386,13 @@ def _execute(
     """Read finished runs from their folders and execute the rest."""
     with live:
         missing = []
-        # Before finished runs are left out: a resumed comparison trains every run in the way it began.
-        for plan in plans if settings.no_stack else with_stacks(plans, prepared_datasets):
+        for plan in planned_together(plans, prepared_datasets, stack=not settings.no_stack):
             run_id = live.run_ids[plan.label] = _run_id(plan, prepared_datasets)
             folder = runs.find_run(plan.settings.runs, run_id)
             if folder is None:
                 missing.append(plan)
             else:
+                runs.remove_leftovers(folder)
                 live.reused(plan, folder)
         executor.run(missing, live)
 

@@ -194,6 +194,9 @@ class PlannedRun:
     """What tells a trial of the tuning from other trials of the variant."""
     stack: Hashable | None = None
     """Runs with equal values may be trained together; None: alone."""
+    together: int = 1
+    """Number of runs that were planned at once with it, finished ones included: how many threads a run gets depends on
+    it, and must not depend on how many are left."""
 
     @property
     def name(self) -> str:
@@ -316,6 +319,17 @@ def check_mined_tables(plans: Iterable[PlannedRun], prepared_datasets: PreparedD
             HardNegativeSampler(tables[settings.mined], data.owners, settings.mined_top, settings.mined_draw)
             if settings.mine_every is not None:
                 filters_of_table(settings.mined)
+
+
+def planned_together(
+    plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets, *, stack: bool
+) -> list[PlannedRun]:
+    """The same runs, marked by how they are trained.
+
+    Call it before finished runs are left out: a resumed comparison trains every run in the way it began.
+    """
+    marked = with_stacks(plans, prepared_datasets) if stack else plans
+    return [replace(plan, together=len(plans)) for plan in marked]
 
 
 def with_stacks(plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets) -> list[PlannedRun]:

@@ -49,11 +49,13 @@ def read_items(file: Path) -> list[Item]:
         lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not index items: {error}") from error
     for line_number, line in enumerate(lines[:-1], start=1):
         try:
             content = json.loads(line)
             items.append(Item(**content | {"captions": tuple(content["captions"])}))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{file}, line {line_number}: not an index item: {error}") from error
     return items
 

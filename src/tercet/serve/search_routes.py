@@ -63,7 +63,7 @@ class ItemDetails:
 def to_search_hit(hit: Hit, ranks: list[int | None] | None = None) -> SearchHit:
     """Convert a hit for the API: file names only, paths of this machine are not sent."""
     item = hit.item
-    image = (file_name(item), item.checksum, list(item.captions))
+    image = (file_name(item), item.checksum, list(map(printable, item.captions)))
     text = None if item.text is None else printable(item.text)
     return SearchHit(hit.number, hit.rank, round(hit.similarity, 6), *image, hit.first_rank, ranks, text)
 
