@@ -80,6 +80,7 @@ def test_an_image_in_two_splits_is_a_finding(messy):
     done = tercet("data", "inspect", "fotos.csv", *FLAGS, cwd=messy)
     assert done.returncode == 3
     assert "finding train and test share 1 images" in done.stdout
+    assert "a.jpg (train) = e.jpg (test)" in done.stdout
     assert "1 finding in fotos.csv" in done.stderr
     (messy / "photos" / "2001" / "b.jpg").write_bytes(b"")
     assert tercet("data", "inspect", "fotos.csv", *FLAGS, cwd=messy).returncode == 1

@@ -155,6 +155,8 @@ def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
         console.print(_printable(note), style="yellow", highlight=False, soft_wrap=True)
     for finding in summary.findings:
         console.print(f"[bold yellow]finding[/] {_printable(finding)}", highlight=False, soft_wrap=True)
+    for equal in summary.equal_images:
+        console.print(f"  {_printable(equal)}", highlight=False, soft_wrap=True)
     console.print("\n[bold]Examples[/]")
     for split, image, texts in summary.examples:
         console.print(f"  {_printable(image)} [dim]({_printable(split)})[/]", highlight=False, soft_wrap=True)

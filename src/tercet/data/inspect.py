@@ -19,6 +19,9 @@ from tercet.data.text.tokenizer import tokenize
 
 MAX_EXAMPLES = 3
 
+Contents = dict[str, dict[str, Counter[str]]]
+"""Split -> kind of item -> how often each occurs."""
+
 
 @dataclass
 class SplitSummary:
@@ -45,6 +48,10 @@ class DatasetSummary:
     findings: list[str] = field(default_factory=list)
     """No errors, but results may be wrong: images that are in two splits, or twice in one."""
     errors: list[str] = field(default_factory=list)
+    equal_images: list[str] = field(default_factory=list)
+    """The first of the images whose files are equal: name (split) = name (split)."""
+    first_names: dict[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+    """Checksum of an image file -> the split and name where it occurs first."""
     examples: list[tuple[str, str, list[str]]] = field(default_factory=list)
     """Split, image, captions."""
 
@@ -54,7 +61,7 @@ def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
     summary = DatasetSummary(errors=list(data.skipped))
     if data.no_images:
         summary.errors.append(f"{data.path}: {data.no_images}")
-    contents: dict[str, dict[str, Counter[str]]] = {}
+    contents: Contents = {}
     first = next(iter(data.splits.values()))
     for name, split in data.splits.items():
         contents[name] = {split.sides.captions: Counter(split.texts)}
@@ -72,7 +79,7 @@ def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
             if rows is not None:
                 summary.errors += _nonfinite_errors(rows, rows.nonfinite_items())
         summary.splits[name] = _summarise_split(split)
-    _find_overlaps(contents, summary)
+    _find_overlaps(contents, notes={first.sides.captions}, summary=summary)
     summary.examples = list(_examples(data))
     return summary
 
@@ -111,10 +118,13 @@ def _check_images(name: str, split: Split, summary: DatasetSummary, bar: Bar) ->
 
     assert split.image_files is not None
     counts: Counter[str] = Counter()
-    for checksum, error in prefetch(check, split.image_files, workers=os.cpu_count() or 1):
+    for image, (checksum, error) in enumerate(prefetch(check, split.image_files, workers=os.cpu_count() or 1)):
         bar.advance()
         if error is None:
             counts[checksum] += 1
+            known = summary.first_names.setdefault(checksum, (name, split.image_names[image]))
+            if len(summary.equal_images) < MAX_EXAMPLES and known != (name, split.image_names[image]):
+                summary.equal_images.append(f"{known[1]} ({known[0]}) = {split.image_names[image]} ({name})")
         else:
             summary.errors.append(error)
     _warn_of_duplicates(name, "images", counts, summary)
@@ -148,10 +158,12 @@ def _nonfinite_errors(rows: FeatureArray, items: Iterable[int]) -> list[str]:
 def _warn_of_duplicates(name: str, kind: str, counts: Counter[str], summary: DatasetSummary) -> None:
     duplicates = sum(count - 1 for count in counts.values())
     if duplicates:
-        summary.findings.append(f"{name}: {duplicates:,} duplicate {kind}: each is a negative of the other's captions")
+        summary.findings.append(
+            f"{name}: {duplicates:,} duplicate {kind}: each is a negative of what matches the other"
+        )
 
 
-def _find_overlaps(contents: dict[str, dict[str, Counter[str]]], summary: DatasetSummary) -> None:
+def _find_overlaps(contents: Contents, notes: set[str], summary: DatasetSummary) -> None:
     for first, second in itertools.combinations(contents, 2):
         for kind in (kind for kind in contents[first] if kind in contents[second]):
             known, counts = contents[first][kind], contents[second][kind]
@@ -160,7 +172,7 @@ def _find_overlaps(contents: dict[str, dict[str, Counter[str]]], summary: Datase
                 message = f"{first} and {second} share {common:,} {kind}"
                 # Names may be row numbers; what the images are decides where it is known.
                 is_known = {"images", "feature rows"} & contents[first].keys() & contents[second].keys()
-                is_note = kind == "captions" or (kind == "image names" and is_known)
+                is_note = kind in notes or (kind == "image names" and is_known)
                 (summary.notes if is_note else summary.findings).append(message)
 
 

@@ -153,6 +153,8 @@ def detect_format(path: Path) -> str:
     matching = _matching(path, FORMATS) or _matching(path, all_formats())
     if len(matching) == 1:
         return matching[0]
+    if not matching and path.is_file() and path.suffix.lower() in csv_tsv.SUFFIXES:
+        return "table"  # whose reader says which columns are missing
     if not matching and path.is_dir():
         raise ValueError(
             f"{path}: unknown dataset format: {unknown_folder(path)}; known formats: {', '.join(all_formats())}"

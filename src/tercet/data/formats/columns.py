@@ -6,6 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from tercet.names import suggest
 
+MAX_SHOWN, MAX_WIDTH = 20, 40  # columns, and characters of each, in a message
+
 
 @runtime_checkable
 class ColumnSettings(Protocol):
@@ -76,7 +78,8 @@ def find_columns(
 
 
 def _missing(kind: str, wanted: str | None, names: list[str], usual: Sequence[str]) -> str:
-    columns = f"the columns are {', '.join(names) or 'none'}"
+    shown = [name if len(name) <= MAX_WIDTH else f"{name[:MAX_WIDTH]}..." for name in names[:MAX_SHOWN]]
+    columns = f"the columns are {', '.join(shown) or 'none'}" + (", ..." if len(names) > MAX_SHOWN else "")
     if wanted is not None:
         return f"no column {wanted!r}{suggest(wanted, names)}; {columns}"
     return f"no {kind} column: {columns}; name yours with --{kind}-column NAME, or rename it to {usual[0]}"

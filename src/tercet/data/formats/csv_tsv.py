@@ -21,9 +21,6 @@ PASSAGE_COLUMNS = ("passage", "context", "document", "answer")
 
 
 def recognise(path: Path) -> bool:
-    """A file by its suffix, so that missing columns are reported; a folder by the header of a file in it."""
-    if path.is_file():
-        return bool(files_of(path)) and not is_query_table(path)
     return any(_has_columns(file) for file in files_of(path))
 
 
