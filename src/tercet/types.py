@@ -19,6 +19,8 @@ from torch import Tensor
 Similarity = Float[Tensor, "image caption"]
 PairMask = Bool[Tensor, "image caption"]
 PairGradient = Float[Tensor, "image caption"]
+MaskOrWeights = PairMask | Float[Tensor, "image caption"]
+"""Which pairs are positive: a mask, or weights in 0..1, where a pair with a weight above 0 is a positive."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tercet.objectives.inputs import Rows, as_rows, hardest_negative
 from tercet.objectives.nt_xent import NTXent
 from tercet.objectives.smooth_ap import SmoothAP
 from tercet.objectives.triplet import Triplet
-from tercet.types import PairMask, Similarity
+from tercet.types import MaskOrWeights, PairMask, Similarity
 
 Counts = dict[str, float]
 
@@ -29,7 +29,7 @@ Counts = dict[str, float]
 def cocos(
     objective: Objective,
     similarity: Similarity,
-    positives: PairMask | None = None,
+    positives: MaskOrWeights | None = None,
     *,
     epsilon: float = 0.01,
     ignored: PairMask | None = None,

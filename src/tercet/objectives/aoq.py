@@ -24,7 +24,6 @@ from tercet.objectives.inputs import (
     Hardest,
     Reduction,
     Rows,
-    as_rows,
     at_least_float32,
     hardest_negative,
     hinge,
@@ -35,7 +34,7 @@ from tercet.objectives.inputs import (
 )
 from tercet.objectives.streaming.accumulators import RunningHardest, both_directions
 from tercet.objectives.streaming.tiles import EmbeddedBatch
-from tercet.types import PairGradient, PairMask, Similarity
+from tercet.types import MaskOrWeights, PairGradient, PairMask, Similarity
 
 Kind = Literal["off-tri", "off-quin", "aoq"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -124,6 +123,14 @@ class AOQ(RowObjective):
         weight = weight.clamp(min=0) if self.clamp_weights else weight
         return weight.detach() if self.detach_weights else weight
 
+    def one_direction(
+        self,
+        similarity: Float[Tensor, "anchor candidate"],
+        positives: MaskOrWeights | None = None,
+        ignored: Bool[Tensor, "anchor candidate"] | None = None,
+    ) -> Float[Tensor, ""]:
+        raise ValueError(f"{self.name} has mined negatives of its own: it cannot be used with a queue")
+
     def anchor_values(self, rows: Rows, mined: Mined) -> Float[Tensor, " anchor"]:
         """The value of each anchor before reduction; column 0 of `mined` shares the anchors of the rows."""
         anchor, candidate = rows.positives.nonzero(as_tuple=True)
@@ -171,7 +178,7 @@ class AOQ(RowObjective):
     def on_similarity(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -181,7 +188,7 @@ class AOQ(RowObjective):
     def value(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -197,7 +204,7 @@ class AOQ(RowObjective):
     def pair_gradient(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -209,7 +216,7 @@ class AOQ(RowObjective):
     def pair_gradients(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -227,12 +234,12 @@ class AOQ(RowObjective):
         return BoundAOQ(self, mined)
 
     def _checked(
-        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None, mined: Mined | None
+        self, similarity: Similarity, positives: MaskOrWeights | None, ignored: PairMask | None, mined: Mined | None
     ) -> tuple[Rows, Float[Tensor, "kept 4"]]:
         """Check the caller's input and return it with images as anchors; mined rows of ignored pairs are dropped."""
         if mined is None:
             raise self._needs_mined()
-        rows = as_rows(similarity, positives, None)
+        rows = self._rows(similarity, positives, None)
         pairs = int(rows.positives.sum())
         if not torch.is_tensor(mined) or not mined.is_floating_point() or tuple(mined.shape) != (pairs, 4):
             got = f"{mined.dtype} {tuple(mined.shape)}" if torch.is_tensor(mined) else type(mined).__name__
@@ -243,7 +250,7 @@ class AOQ(RowObjective):
         mined = at_least_float32(mined)
         if ignored is None:
             return rows, mined
-        return as_rows(similarity, positives, ignored), mined[~ignored[rows.positives]]
+        return self._rows(similarity, positives, ignored), mined[~ignored[rows.positives]]
 
     def _needs_mined(self) -> ValueError:
         return ValueError(f"{self.name} needs mined=, mined negatives of its positive pairs: run `tercet mine`")
@@ -251,7 +258,7 @@ class AOQ(RowObjective):
     def mined_gradient(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Float[Tensor, "pair 4"],
@@ -266,7 +273,7 @@ class AOQ(RowObjective):
     def mined_active(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Float[Tensor, "pair 4"],
@@ -319,32 +326,32 @@ class BoundAOQ(NamedTuple):
         return self.objective.reduction
 
     def on_similarity(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         return self.value(similarity, positives, ignored)
 
     def value(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         return self.objective.value(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
 
     def pair_gradient(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> PairGradient:
         return self.objective.pair_gradient(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
 
     def pair_gradients(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> tuple[PairGradient, PairGradient]:
         return self.objective.pair_gradients(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
 
     def monitor(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         return self.objective.monitor(similarity, positives, ignored)
 
     def mined_active(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> list[int]:
         """The number of positive pairs with an active hinge in each of the four columns."""
         return self.objective.mined_active(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
