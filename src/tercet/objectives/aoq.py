@@ -12,7 +12,7 @@ negatives of each positive pair (i, t), rows in the order of `positives.nonzero(
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,6 +35,9 @@ from tercet.objectives.inputs import (
 from tercet.objectives.streaming.accumulators import RunningHardest, both_directions
 from tercet.objectives.streaming.tiles import EmbeddedBatch
 from tercet.types import MaskOrWeights, PairGradient, PairMask, Similarity
+
+if TYPE_CHECKING:
+    from tercet.objectives.queue import Queue
 
 Kind = Literal["off-tri", "off-quin", "aoq"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -129,7 +132,10 @@ class AOQ(RowObjective):
         positives: MaskOrWeights | None = None,
         ignored: Bool[Tensor, "anchor candidate"] | None = None,
     ) -> Float[Tensor, ""]:
-        raise ValueError(f"{self.name} has mined negatives of its own: it cannot be used with a queue")
+        raise self._refuses_a_queue()
+
+    def _refuses_a_queue(self) -> ValueError:
+        return ValueError(f"{self.name} has mined negatives of its own: it cannot be used with a queue")
 
     def anchor_values(self, rows: Rows, mined: Mined) -> Float[Tensor, " anchor"]:
         """The value of each anchor before reduction; column 0 of `mined` shares the anchors of the rows."""
@@ -161,11 +167,15 @@ class AOQ(RowObjective):
         scale: float | Float[Tensor, ""] | None = None,
         bias: float | Float[Tensor, ""] | None = None,
         streamed: bool | None = None,
+        queue: "Queue | None" = None,
+        step: int | None = None,
         mined: tuple[Float[Tensor, "pair 2 dim"], Float[Tensor, "pair 2 dim"]] | None = None,
     ) -> Float[Tensor, ""]:
         """As for every objective, with `mined`: embeddings of two mined images and captions of each positive pair."""
         if mined is None:
             raise self._needs_mined()
+        if queue is not None:
+            raise self._refuses_a_queue()
         batch = EmbeddedBatch.of(images, captions, owners, image_ids, caption_ids, scale, bias)
         if is_distributed():
             mined = distributed.all_gather_rows(mined[0]), distributed.all_gather_rows(mined[1])

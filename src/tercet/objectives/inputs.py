@@ -156,7 +156,6 @@ class BatchFacts(NamedTuple):
     step: int | None = None
 
 
-
 def check_embeddings(
     images: Tensor, captions: Tensor, scale: float | Tensor | None, bias: float | Tensor | None
 ) -> None:
@@ -279,9 +278,7 @@ def hardest_negative(rows: Rows) -> Hardest:
     return Hardest(torch.where(exists, largest, 0.0), candidate, exists)
 
 
-def top_negatives(
-    similarity: Float[Tensor, "anchor candidate"], k: int
-) -> Bool[Tensor, "anchor candidate"]:
+def top_negatives(similarity: Float[Tensor, "anchor candidate"], k: int) -> Bool[Tensor, "anchor candidate"]:
     """The k largest entries of every row, all of a shorter one; those with the lowest indices in a tie."""
     k = min(k, similarity.shape[1])
     similarity = torch.where(similarity.isnan(), torch.inf, similarity)

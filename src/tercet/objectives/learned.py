@@ -1,4 +1,4 @@
-"""`Learned`: an objective some of whose settings are trained with the model, `tercet.objective("nt-xent", learn="temperature")`."""
+"""`Learned`: settings are trained with the model: `tercet.objective("nt-xent", learn="temperature")`."""
 
 import copy
 import math

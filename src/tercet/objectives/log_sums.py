@@ -76,9 +76,9 @@ class LogSumObjective(RowObjective):
         if self.mined_within is not None:
             within, fixed = self.mined_within, s.detach()
             hardest = torch.where(rows.negatives, fixed, -torch.inf).amax(dim=1, keepdim=True)
-            easiest = torch.where(rows.positives, fixed, torch.inf).amin(dim=1, keepdim=True)
+            least_positive = torch.where(rows.positives, fixed, torch.inf).amin(dim=1, keepdim=True)
             positives = rows.positives & (fixed < hardest + within)
-            negatives = rows.negatives & (fixed > easiest - within)
+            negatives = rows.negatives & (fixed > least_positive - within)
         z_p, z_n = self.positive_exponent(s)[0], self.negative_exponent(s)[0]
         if rows.grades is not None:
             z_p = z_p + rows.grades.clamp(min=torch.finfo(s.dtype).tiny).log()
@@ -94,41 +94,48 @@ class LogSumObjective(RowObjective):
                 for direction, largest in zip(directions, hardest, strict=True):
                     view, anchors, _ = direction.view(tile)
                     largest[anchors] = torch.maximum(largest[anchors], view.amax(dim=1))
-        easiest = [_lowest(direction, tiles) for direction in directions]
-        sums = [RunningLogSumExp(len(direction.weights), tiles.pair_similarity) for direction in directions]
+        sides = [_Side(each, largest, _lowest(each, tiles)) for each, largest in zip(directions, hardest, strict=True)]
+        sums = [RunningLogSumExp(len(side.least_positive), tiles.pair_similarity) for side in sides]
         for tile in tiles.walk():
-            for direction, lowest, negative in zip(directions, easiest, sums, strict=True):
-                view, anchors, _ = direction.view(tile)
-                negative.update(self._of_negatives(view, lowest[anchors])[0], anchors)
+            for side, negative in zip(sides, sums, strict=True):
+                view, anchors, _ = side.direction.view(tile)
+                negative.update(self._of_negatives(view, side.least_positive[anchors])[0], anchors)
         s_p = tiles.pair_similarity
-        z_p, slopes = self.positive_exponent(s_p)
         scalar, on_pairs, pushes = s_p.new_zeros(()), torch.zeros_like(s_p), []
-        for direction, largest, negative in zip(directions, hardest, sums, strict=True):
-            z, s_n = z_p, direction.per_pair(largest)
-            if self.mined_within is not None:
-                z = z.masked_fill(~(s_p < s_n + self.mined_within), absent(s_p))
-            positive = direction.logsumexp(z)
-            positive = torch.where(positive.isneginf(), absent(s_p), positive)
-            value, of_positive, of_negative = self.combined(positive, negative.total)
-            if self.has_value:
-                scalar += torch.dot(torch.where(direction.weights > 0, value, 0.0), direction.weights)
-            else:
-                violation = torch.where(s_n.isneginf(), 0.0, hinge(s_p, s_n, MONITOR_MARGIN))
-                scalar += torch.dot(violation, direction.per_pair(direction.weights))
-            pull = direction.per_pair(direction.weights * of_positive) * (z - direction.per_pair(positive)).exp()
-            on_pairs += pull * slopes
-            pushes.append((direction.weights * of_negative, negative.total))
+        for side, negative in zip(sides, sums, strict=True):
+            of_side, pull, push = self._of_pairs(side, s_p, negative.total)
+            scalar, on_pairs = scalar + of_side, on_pairs + pull
+            pushes.append((push, negative.total))
         if into is not None:
             for tile in tiles.walk():
                 gradient = torch.zeros_like(tile.similarity)
-                for direction, lowest, (weights, total) in zip(directions, easiest, pushes, strict=True):
-                    view, anchors, _ = direction.view(tile)
-                    z, slope = self._of_negatives(view, lowest[anchors])
+                for side, (weights, total) in zip(sides, pushes, strict=True):
+                    view, anchors, _ = side.direction.view(tile)
+                    z, slope = self._of_negatives(view, side.least_positive[anchors])
                     push = (z - total[anchors, None]).exp_().mul_(slope).mul_(weights[anchors, None])
-                    gradient += push if direction.image_anchors else push.T
+                    gradient += push if side.direction.image_anchors else push.T
                 gradient[tile.pair_positions] = on_pairs[tile.pairs]
                 into.add_tile(tile.images, tile.captions, gradient)
         return scalar
+
+    def _of_pairs(
+        self, side: "_Side", s_p: Float[Tensor, " pair"], negative: Float[Tensor, " anchor"]
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, " pair"], Float[Tensor, " anchor"]]:
+        """(the scalar of a direction, the gradient of its positive pairs, weight x dL/dB of its anchors)."""
+        direction, s_n = side.direction, side.direction.per_pair(side.hardest)
+        z, slopes = self.positive_exponent(s_p)
+        if self.mined_within is not None:
+            z = z.masked_fill(s_p >= s_n + self.mined_within, absent(s_p))
+        positive = direction.logsumexp(z)
+        positive = torch.where(positive.isneginf(), absent(s_p), positive)  # not a query
+        value, of_positive, of_negative = self.combined(positive, negative)
+        if self.has_value:
+            scalar = torch.dot(torch.where(direction.weights > 0, value, 0.0), direction.weights)
+        else:
+            violation = torch.where(s_n.isneginf(), 0.0, hinge(s_p, s_n, MONITOR_MARGIN))
+            scalar = torch.dot(violation, direction.per_pair(direction.weights))
+        pull = direction.per_pair(direction.weights * of_positive) * (z - direction.per_pair(positive)).exp()
+        return scalar, pull * slopes, direction.weights * of_negative
 
     def _of_negatives(
         self, view: Float[Tensor, "anchor candidate"], lowest_positive: Float[Tensor, " anchor"]
@@ -137,8 +144,16 @@ class LogSumObjective(RowObjective):
         z, slope = self.negative_exponent(view)
         left_out = view.isneginf()
         if self.mined_within is not None:
-            left_out |= ~(view > lowest_positive[:, None] - self.mined_within)
+            left_out |= view <= lowest_positive[:, None] - self.mined_within  # NaN stays
         return z.masked_fill(left_out, absent(view)), slope
+
+
+class _Side(NamedTuple):
+    """A streamed direction, with the most similar negative and the least similar positive of its anchors."""
+
+    direction: Direction
+    hardest: Float[Tensor, " anchor"]
+    least_positive: Float[Tensor, " anchor"]
 
 
 def absent(like: Tensor) -> float:

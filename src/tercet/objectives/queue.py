@@ -99,12 +99,12 @@ class Queue:
 
 
 class _Side:
-    """A ring buffer: `next` is the position that is written next."""
+    """A ring buffer: `end` is the position that is written next."""
 
     def __init__(
-        self, size: int, embeddings: Tensor | None = None, ids: Tensor | None = None, next: int = 0, count: int = 0
+        self, size: int, embeddings: Tensor | None = None, ids: Tensor | None = None, end: int = 0, count: int = 0
     ) -> None:
-        self.size, self.embeddings, self.ids, self.next, self.count = size, embeddings, ids, next, count
+        self.size, self.embeddings, self.ids, self.end, self.count = size, embeddings, ids, end, count
 
     def push(self, embeddings: Float[Tensor, "item dim"], ids: Int[Tensor, " item"]) -> None:
         if self.embeddings is None or self.ids is None:
@@ -112,11 +112,11 @@ class _Side:
         if embeddings.shape[1] != self.embeddings.shape[1]:
             raise ValueError(f"the queue holds {self.embeddings.shape[1]} dims, got {embeddings.shape[1]}")
         embeddings, ids = embeddings[-self.size :], ids[-self.size :]
-        position = (self.next + torch.arange(len(ids), device=ids.device)) % self.size
+        position = (self.end + torch.arange(len(ids), device=ids.device)) % self.size
         self.embeddings = self.embeddings.to(embeddings.device)
         self.ids = self.ids.to(ids.device)
         self.embeddings[position], self.ids[position] = embeddings.to(self.embeddings.dtype), ids
-        self.next, self.count = (self.next + len(ids)) % self.size, min(self.size, self.count + len(ids))
+        self.end, self.count = (self.end + len(ids)) % self.size, min(self.size, self.count + len(ids))
 
     def held(self, like: Float[Tensor, "item dim"]) -> Float[Tensor, "entry dim"]:
         return like.new_empty(0, like.shape[1]) if self.embeddings is None else self.embeddings[: self.count].to(like)
@@ -127,7 +127,7 @@ class _Side:
         return self.ids[: self.count].to(like.device)
 
     def state(self) -> dict[str, Any]:
-        return {"embeddings": self.embeddings, "ids": self.ids, "next": self.next, "count": self.count}
+        return {"embeddings": self.embeddings, "ids": self.ids, "end": self.end, "count": self.count}
 
 
 def _masks(own: Bool[Tensor, "anchor candidate"], earlier: Bool[Tensor, "anchor entry"]) -> tuple[Tensor, Tensor]:

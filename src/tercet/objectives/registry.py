@@ -86,7 +86,9 @@ def _sum_of(text: str) -> Composed:
     terms = split_terms(text)
     for _, term in terms:
         if is_file_name(split_settings(term)[0]):
-            raise ValueError(f"{text}: add objectives of a file in that file, both = tercet.objective(...) + ..., and name it")
+            raise ValueError(
+                f"{text}: add objectives of a file in that file, both = tercet.objective(...) + ..., and name it"
+            )
     return Composed(tuple((weight, objective(term)) for weight, term in terms))
 
 

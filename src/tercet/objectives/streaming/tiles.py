@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.objectives import distributed
-from tercet.objectives.inputs import BatchFacts, Rows, check_embeddings, ids_of_pairs, is_distributed, positives_from_ids
+from tercet.objectives.inputs import (
+    BatchFacts,
+    Rows,
+    check_embeddings,
+    ids_of_pairs,
+    is_distributed,
+    positives_from_ids,
+)
 from tercet.types import PairMask, Similarity
 
 TILE_SIZE = 1024  # 4 MB of float32: large enough for a fast matrix product, small enough for the CPU cache
