@@ -160,5 +160,6 @@ class Composed(RowObjective):
 
 
 def _with_settings(term: RowObjective) -> str:
-    values = ",".join(f"{setting}={json.dumps(value)}" for setting, value in term.changed_settings.items())
+    settings = term.changed_settings.items()
+    values = ",".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings)
     return f"{term.name}:{values}" if values else term.name

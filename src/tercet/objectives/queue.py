@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tercet.objectives.inputs import positives_from_ids
 from tercet.objectives.streaming.tiles import EmbeddedBatch
-from tercet.types import Similarity
 
 if TYPE_CHECKING:
     from tercet.objectives.base import RowObjective
@@ -77,7 +76,10 @@ class Queue:
 
     def directions(
         self, batch: EmbeddedBatch
-    ) -> tuple[tuple[Similarity, Tensor, Tensor], tuple[Similarity, Tensor, Tensor]]:
+    ) -> tuple[
+        tuple[Float[Tensor, "image with_captions"], Tensor, Tensor],
+        tuple[Float[Tensor, "caption with_images"], Tensor, Tensor],
+    ]:
         """(S, positives, ignored) with images of the batch as rows, and with its captions as rows."""
         own = batch.positives()
         images, captions = self._images.held(batch.images), self._captions.held(batch.captions)
