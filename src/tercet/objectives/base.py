@@ -271,11 +271,11 @@ class RowObjective(ABC):
         """The present values of settings that are trained."""
         return {}
 
-    def __mul__(self, weight: float) -> "Composed":
+    def __mul__(self, weight: int | float) -> "Composed":
         """`0.1 * objective`, as a term of a sum."""
         from tercet.objectives.composed import Composed
 
-        return Composed(((weight, self),))
+        return Composed(((1.0 * weight, self),))
 
     __rmul__ = __mul__
 

@@ -41,7 +41,7 @@ class Composed(RowObjective):
     def terms_of(cls, objective: RowObjective) -> tuple[tuple[float, RowObjective], ...]:
         return objective.terms if isinstance(objective, Composed) else ((1.0, objective),)
 
-    def __mul__(self, weight: float) -> "Composed":
+    def __mul__(self, weight: int | float) -> "Composed":
         return Composed(tuple((weight * of_term, term) for of_term, term in self.terms))
 
     __rmul__ = __mul__

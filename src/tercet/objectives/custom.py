@@ -70,7 +70,8 @@ class FunctionObjective(RowObjective):
         return frozenset(_signature(self.function).parameters) & {*FACTS, *OF_ROWS}
 
     def given(self, facts: BatchFacts) -> RowObjective:
-        return replace(self, facts=facts)
+        known = self.facts.step if self.facts is not None and facts.step is None else facts.step
+        return replace(self, facts=facts._replace(step=known))
 
     def call(self, rows: Rows) -> Any:
         return _call(self.function, rows, dict(self.arguments), self.facts)

@@ -287,7 +287,7 @@ def top_negatives(similarity: Float[Tensor, "anchor candidate"], k: int) -> Bool
     return above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
 
 
-def hinge(s_p: Float[Tensor, "..."], s_n: Float[Tensor, "..."], margin: float) -> Float[Tensor, "..."]:
+def hinge(s_p: Float[Tensor, "..."], s_n: Float[Tensor, "..."], margin: float | Tensor) -> Float[Tensor, "..."]:
     """max(0, margin + S_n - S_p)."""
     return (margin + s_n - s_p).relu()
 

@@ -73,7 +73,7 @@ class Learned(RowObjective):
 
     @property
     def learned(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self._values().items()}
+        return {name: value.item() for name, value in self._values().items()}
 
     def with_settings(self, **settings: Any) -> RowObjective:
         """Other settings; training starts anew."""
@@ -135,11 +135,10 @@ class Learned(RowObjective):
 
     def _check_derivatives(self) -> None:
         similarity = torch.linspace(-0.5, 0.5, 9).reshape(3, 3)
-        derivatives = torch.autograd.grad(
-            self.value(similarity), list(self.module.values()), allow_unused=True, materialize_grads=False
-        )
-        for key, derivative in zip(self.module, derivatives, strict=True):
-            if derivative is None:
+        parameters, value = list(self.module.values()), self.value(similarity)
+        used = torch.autograd.grad(value, parameters, allow_unused=True) if value.requires_grad else None
+        for number, key in enumerate(self.module):
+            if used is None or used[number] is None:
                 raise ValueError(f"{self.name}: its value has no derivative with respect to {key.removeprefix(LOG)}")
 
 
