@@ -76,7 +76,7 @@ class Learned(RowObjective):
         return {name: value.item() for name, value in self._values().items()}
 
     def with_settings(self, **settings: Any) -> RowObjective:
-        """Other settings; training starts anew."""
+        """Other settings; training starts from their values."""
         learn = settings.pop("learn", self.learn)
         base = self.base.with_settings(**settings)
         return Learned(base, learn=learn) if learn else base
