@@ -104,19 +104,16 @@ class Step:
 
     def __init__(self, model: RetrievalModel, settings: TrainSettings, queue: Queue | None = None) -> None:
         self.model, self.settings, self.queue = model, settings, queue
-        self._number = 0
+        self.number = 0
+        """Of the training step, for an objective that asks for it."""
         wrap: Callable[[Any], Any] = torch.compile if settings.compile else lambda encode: encode
         self._encode_images, self._encode_captions = wrap(model.encode_images), wrap(model.encode_captions)
         self.auxiliary_weight = auxiliary_weight(model, settings)
         if settings.drop_regions and isinstance(model, GridEncoder) and model.has_backbone:
             self._encode_images = partial(_encode_dropped_cells, model, settings.drop_regions)
 
-    def __call__(
-        self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0, number: int = 0
-    ) -> Outcome:
-        """`number`: of the training step, for an objective that asks for it."""
+    def __call__(self, objective: RowObjective, batch: Batch, seed: int, factor: float = 1.0) -> Outcome:
         reseed(seed, batch.images.device)
-        self._number = number
         objective = with_model_bias(objective, self.model, self.settings.objective_settings)
         if self.settings.grad_cache is not None:
             return self._step_cached(objective, batch, seed, factor)
@@ -172,12 +169,12 @@ class Step:
             given: dict[str, Any] = {"image_ids": batch.image_ids, "caption_ids": batch.caption_ids}
             given |= {"scale": scale, "bias": bias} | ({} if members is None else {"mined": members.pair_rows()})
             given |= {} if self.queue is None else {"queue": self.queue}
-            given |= {"step": self._number} if objective.asks else {}
+            given |= {"step": self.number} if objective.asks else {}
             return objective(images, captions, **given)
         if runtime.world()[1] == 1:
             similarity, positives = self._similarity(objective, images, captions), batch.weighted_positives()
             if objective.asks:
-                objective = objective.given(facts_of(batch, images, captions, self._number))
+                objective = objective.given(facts_of(batch, images, captions, self.number))
             if members is not None and isinstance(objective, AOQ):
                 mined = self._scaled(objective, members.similarity(self.model, images, captions, positives))
                 return objective.on_similarity(similarity, positives, batch.ignored, mined=mined)

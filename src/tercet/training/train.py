@@ -355,10 +355,10 @@ class Loop:
         """One update of the weights: similarity and gradient of every batch, then the optimizer."""
         began = time.perf_counter()
         self.optimizer.zero_grad()
-        outcomes = []
+        outcomes, self.step.number = [], self.state.step
         for batch, indices in work.batches:
             factor = work.ramp / len(work.batches)
-            outcome = self.step(work.objective, batch, indices.seed, factor, self.state.step)
+            outcome = self.step(work.objective, batch, indices.seed, factor)
             if self.queue is not None:
                 outcomes.append((batch, outcome))
         self.stopping = self.interrupt.requested
