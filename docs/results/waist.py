@@ -23,13 +23,14 @@ QUEUE = """## A queue of 4,096 against a larger batch, at equal pairs
 
 Every run sees each of the 30,000 training pairs once: with a batch size of 1,024 in an eighth of the steps. A query has
 up to 4,223 negatives with the queue, 127 without it, and 1,023 with the larger batch. One pass is the beginning of
-training, where stored embeddings are most out of date: this does not tell which is best in the end. Filled by the trained model
-itself, the queue does great harm here; MoCo (He et al., CVPR 2020) likewise reports that training fails without a slowly
-moving encoder. Seconds are those of a machine with much other load.
+training, where stored embeddings are most out of date: this does not tell which is best in the end. Filled by the
+trained model itself, the queue does great harm here; MoCo (He et al., CVPR 2020) likewise reports that training fails
+without a slowly moving encoder. Seconds are those of a machine with much other load.
 
 ```
 tercet compare f8k --no-tune --seeds 3 --epochs 1 --model-settings embed_dim=512 --objectives nt-xent
-  nt-xent:queue_size=4096 nt-xent:batch_size=1024,epoch_steps=29 nt-xent:batch_size=1024,epoch_steps=29,learning_rate=0.004
+  nt-xent:queue_size=4096 nt-xent:batch_size=1024,epoch_steps=29
+  nt-xent:batch_size=1024,epoch_steps=29,learning_rate=0.004
 ```
 """
 GRADES = """## Human judgments as weights

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
-    from tercet import objectives, plugins
+    from tercet import integrations, objectives, plugins
     from tercet.analysis.cocos import cocos
     from tercet.analysis.gradcheck import CheckReport, check_objective
     from tercet.api import compare, train
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tercet.objectives import Queue, RowObjective, objective
     from tercet.search.searcher import Searcher
     from tercet.training.trained import Trained
+    from tercet.training.watch import Watcher, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,12 +32,14 @@ __all__ = [
     "Searcher",
     "Significance",
     "Trained",
+    "Watcher",
     "build",
     "check_objective",
     "cocos",
     "compare",
     "evaluate",
     "evaluate_embeddings",
+    "integrations",
     "load",
     "load_original",
     "objective",
@@ -45,6 +48,7 @@ __all__ = [
     "plugins",
     "significance",
     "train",
+    "watch",
 ]
 
 # Module of each public name, imported on first use: `import tercet` and `tercet --help` must not import torch.
@@ -58,12 +62,14 @@ _MODULES = {
     "Searcher": "tercet.search.searcher",
     "Significance": "tercet.comparison.family",
     "Trained": "tercet.training.trained",
+    "Watcher": "tercet.training.watch",
     "build": "tercet.models",
     "check_objective": "tercet.analysis.gradcheck",
     "cocos": "tercet.analysis.cocos",
     "compare": "tercet.api",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
+    "integrations": "tercet",
     "load": "tercet.inference",
     "load_original": "tercet.inference",
     "objective": "tercet.objectives",
@@ -72,6 +78,7 @@ _MODULES = {
     "plugins": "tercet",
     "significance": "tercet.comparison.family",
     "train": "tercet.api",
+    "watch": "tercet.training.watch",
 }
 
 
