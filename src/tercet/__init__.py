@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tercet.evaluation import evaluate, evaluate_embeddings
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
-    from tercet.objectives import RowObjective, objective
+    from tercet.objectives import Queue, RowObjective, objective
     from tercet.search.searcher import Searcher
     from tercet.training.trained import Trained
     from tercet.training.watch import Watcher, watch
@@ -26,6 +26,7 @@ __all__ = [
     "CheckReport",
     "Comparison",
     "DataSet",
+    "Queue",
     "Retriever",
     "RowObjective",
     "Searcher",
@@ -55,6 +56,7 @@ _MODULES = {
     "CheckReport": "tercet.analysis.gradcheck",
     "Comparison": "tercet.comparison.compare",
     "DataSet": "tercet.data.dataset",
+    "Queue": "tercet.objectives",
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
     "Searcher": "tercet.search.searcher",

@@ -127,7 +127,7 @@ def parse_variant(spec: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """`nt-xent:temperature=0.05,learning_rate=1e-4` -> name of the objective, its settings, training settings."""
     name, overrides = split_settings(spec)
     default = objective(name)
-    objective_keys = set(default.settings) | {"reduction"}
+    objective_keys = set(default.settings) | {"reduction", "learn"}
     objective_settings = {key: value for key, value in overrides.items() if key in objective_keys}
     train = {key: value for key, value in overrides.items() if key not in objective_keys}
     for key in train:

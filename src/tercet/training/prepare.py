@@ -22,6 +22,7 @@ from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
 from tercet.data.formats.columns import Columns
 from tercet.data.formats.from_python import register_data
+from tercet.data.grades import grades_checksum
 from tercet.data.hard_negatives import filters_of, is_shortlisted, table_checksum
 from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.text.tokenizer import normalize_caption
@@ -37,6 +38,8 @@ from tercet.models.parts.backbone import max_positions as max_positions_of
 from tercet.names import flag, is_in_memory, short_name, split_settings
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
+from tercet.objectives.base import TAKE_WEIGHTS
+from tercet.objectives.custom import CustomLoss
 from tercet.objectives.registry import spec_of
 from tercet.plugins import is_file_name, source_checksum
 from tercet.training.eval_loop import check_select_metric
@@ -309,7 +312,7 @@ def _passages(
 
 
 # How the data is read: the run hash contains the checksums of its content.
-NOT_HASHED = ("data", "images", "mined", "skip_bad", "image_column", "caption_column", "split_column")
+NOT_HASHED = ("data", "images", "mined", "grades", "skip_bad", "image_column", "caption_column", "split_column")
 
 
 def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
@@ -320,6 +323,11 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
     main = objective_for(settings.model, settings.objective, settings.objective_settings)
     warmup = _warmup_objective(settings)
     check_mined_settings(main, warmup, settings)
+    for each in (main, *([] if warmup is None else [warmup])):
+        if settings.grades is not None and not each.takes_grades:
+            raise ValueError(f"--grades: {each.name} does not define weights of positives; {TAKE_WEIGHTS} do")
+        if settings.queue_size is not None and isinstance(each, AOQ | CustomLoss):
+            raise ValueError(f"--queue-size: {each.name} cannot use it; objectives with rows as anchors can")
     source = _checksum_of_code(settings.objective)
     identity = identity_of(settings) | {
         "objective": main.name if source is None else settings.objective,
@@ -329,6 +337,7 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         "learned_scale": takes_scale(settings.model, main.settings, settings.objective_settings),
         "pretrained": _pretrained_checksums(settings),
         "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
+        "grades_checksum": None if settings.grades is None else grades_checksum(Path(settings.grades)),
         "init_checksum": None if settings.init_from is None else _init_checksum(Path(settings.init_from)),
     }
     if is_in_memory(settings.objective):
