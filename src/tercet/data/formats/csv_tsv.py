@@ -98,7 +98,9 @@ def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
     next(rows)
     for location, row in rows:
         if len(row) != len(names):
-            builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}{hint}")
+            builder.errors.report(
+                location, f"expected {len(names)} columns, got {len(row)}{hint * (len(row) > len(names))}"
+            )
             continue
         builder.add(
             row[split].strip() if split is not None else file_split, row[image].strip(), [row[caption]], location
