@@ -208,7 +208,8 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
 
         return read, {}, {"pixels": pixels}
     if split.features is None:
-        raise ValueError(f"{data.path} has no image features: run `tercet features` first, or train on pixels")
+        pixels_with = f", or train on pixels with --model-settings {spec.vision}=NAME" if spec.vision else ""
+        raise ValueError(f"{data.path} has no image features: run `tercet features` first{pixels_with}")
     if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
             f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
