@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
-    from tercet import objectives, plugins
+    from tercet import integrations, objectives, plugins
     from tercet.analysis.cocos import cocos
     from tercet.analysis.gradcheck import CheckReport, check_objective
     from tercet.api import compare, train
@@ -16,26 +16,30 @@ if TYPE_CHECKING:
     from tercet.evaluation import evaluate, evaluate_embeddings
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
-    from tercet.objectives import RowObjective, objective
+    from tercet.objectives import Queue, RowObjective, objective
     from tercet.search.searcher import Searcher
     from tercet.training.trained import Trained
+    from tercet.training.watch import Watcher, watch
 
 __version__ = "0.1.0"
 __all__ = [
     "CheckReport",
     "Comparison",
     "DataSet",
+    "Queue",
     "Retriever",
     "RowObjective",
     "Searcher",
     "Significance",
     "Trained",
+    "Watcher",
     "build",
     "check_objective",
     "cocos",
     "compare",
     "evaluate",
     "evaluate_embeddings",
+    "integrations",
     "load",
     "load_original",
     "objective",
@@ -44,6 +48,7 @@ __all__ = [
     "plugins",
     "significance",
     "train",
+    "watch",
 ]
 
 # Module of each public name, imported on first use: `import tercet` and `tercet --help` must not import torch.
@@ -51,17 +56,20 @@ _MODULES = {
     "CheckReport": "tercet.analysis.gradcheck",
     "Comparison": "tercet.comparison.compare",
     "DataSet": "tercet.data.dataset",
+    "Queue": "tercet.objectives",
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
     "Searcher": "tercet.search.searcher",
     "Significance": "tercet.comparison.family",
     "Trained": "tercet.training.trained",
+    "Watcher": "tercet.training.watch",
     "build": "tercet.models",
     "check_objective": "tercet.analysis.gradcheck",
     "cocos": "tercet.analysis.cocos",
     "compare": "tercet.api",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
+    "integrations": "tercet",
     "load": "tercet.inference",
     "load_original": "tercet.inference",
     "objective": "tercet.objectives",
@@ -70,6 +78,7 @@ _MODULES = {
     "plugins": "tercet",
     "significance": "tercet.comparison.family",
     "train": "tercet.api",
+    "watch": "tercet.training.watch",
 }
 
 

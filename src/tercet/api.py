@@ -72,6 +72,7 @@ def train(
     batch_size: int = 128,
     captions_per_image: int | None = None,
     positives: Literal["ids", "diagonal"] = "ids",
+    grades: str | None = None,
     ignore_equal_text: bool = False,
     drop_regions: float = 0.0,
     drop_words: float = 0.0,
@@ -87,6 +88,8 @@ def train(
     mined: str | None = None,
     mined_top: int = 300,
     mined_draw: Literal["uniform", "normal", "similarity"] = "uniform",
+    queue_size: int | None = None,
+    queue_momentum: float | None = None,
     mined_as_candidates: bool = False,
     mine_every: int | None = None,
     optimizer: Literal["adamw", "adam"] = "adamw",
@@ -150,6 +153,9 @@ def train(
         positives (ids | diagonal, default "ids"): Which pairs of a batch are positives. ids: all captions of an image.
             diagonal: only row i with column i, so that an image drawn twice is a negative of its own other caption, as
             in the published code.
+        grades (str | None, default None): Weights of pairs, for objectives that take weights of positives: a text file
+            with an image index, a caption index and a weight from 0 to 1 per line, counted from 0 in the training
+            split, or the folder with the human judgments of Flickr8k.
         ignore_equal_text (bool, default False): Ignore a pair (neither positive nor negative) if the caption has the
             same text as a caption of the image.
         drop_regions (float, default 0.0): Size augmentation: fraction of an image's regions to drop during training.
@@ -175,6 +181,11 @@ def train(
             proportional part of a caption's list of images.
         mined_draw (uniform | normal | similarity, default "uniform"): Sampling distribution over the list: uniform,
             Gaussian around the middle, or softmax of similarity.
+        queue_size (int | None, default None): Keep the last N image and caption embeddings as further negatives without
+            a gradient, for dual encoders. None: off.
+        queue_momentum (float | None, default None): Fill the queue with embeddings of a moving average of the weights,
+            updated as momentum * average + (1 - momentum) * weights after every step. None: with those of the model
+            itself.
         mined_as_candidates (bool, default False): Append mined images and captions to the batch as additional
             negatives; works with any other objective of a dual encoder.
         mine_every (int | None, default None): Mine the training split again with the current weights every N epochs.
