@@ -64,6 +64,10 @@ def train(
     init_from: str | None = None,
     features: str | None = None,
     images: str | Path | None = None,
+    skip_bad: bool = False,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    split_column: str | None = None,
     train_split: str = "train",
     validation_split: str = "val",
     test_split: str = "test",
@@ -141,6 +145,13 @@ def train(
         features (str | None, default None): Image features to use: NAME of {split}_NAME.npy in a precomp folder
             (default: ims), or regions for scenes.
         images (str | Path | None, default None): Folder of the image files, if it is not next to the dataset.
+        skip_bad (bool, default False): Skip and list invalid captions, images and features instead of stopping at the
+            first.
+        image_column (str | None, default None): Column of the images in a CSV, TSV or Parquet file. None: image,
+            filepath, filename or another usual name.
+        caption_column (str | None, default None): Column of the captions. None: caption, text, title or another usual
+            name.
+        split_column (str | None, default None): Column of the splits. None: split, if there is one.
         train_split (str, default "train"): Training split; + joins splits: train+restval is common for COCO.
         validation_split (str, default "val"): Split that selects the best epoch.
         test_split (str, default "test"): Split evaluated once, after training, with the selected weights.
@@ -268,6 +279,10 @@ def compare(
     text_encoder: str | None = None,
     features: str | None = None,
     images: str | Path | None = None,
+    skip_bad: bool = False,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    split_column: str | None = None,
     processes: int | None = None,
     no_stack: bool = False,
     executor: str = "local",
@@ -319,6 +334,13 @@ def compare(
         features (str | None, default None): Which features to use: {split}_{features}.npy of a precomp folder (default
             ims), or regions for scenes.
         images (str | Path | None, default None): Folder of image files, if it is not found next to the dataset.
+        skip_bad (bool, default False): Skip and list invalid captions, images and features instead of stopping at the
+            first.
+        image_column (str | None, default None): Column of the images in a CSV, TSV or Parquet file. None: image,
+            filepath, filename or another usual name.
+        caption_column (str | None, default None): Column of the captions. None: caption, text, title or another usual
+            name.
+        split_column (str | None, default None): Column of the splits. None: split, if there is one.
         processes (int | None, default None): Number of processes that train in parallel. None: number of cores.
         no_stack (bool, default False): Train one run at a time in a process.
         executor (str, default "local"): How the runs are carried out: local processes, or an executor of an installed

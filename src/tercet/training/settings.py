@@ -61,6 +61,14 @@ class TrainSettings:
     """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
     images: Path | None = None
     """Folder of the image files, if it is not next to the dataset."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     train_split: str = "train"
     """Training split; + joins splits: train+restval is common for COCO."""
     validation_split: str = "val"
@@ -458,6 +466,14 @@ class EvaluateSettings:
     """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
     images: Path | None = None
     """Folder of the image files, if it is not next to the dataset."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     explain_legacy: bool = False
     """Also print the numbers the original scripts would print, and how they differ."""
     out: Path = Path("evaluations")
@@ -488,6 +504,14 @@ class MineSettings:
     """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
     images: Path | None = None
     """Folder of the image files, if it is not next to the dataset."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
 
     top_captions: int = 2000
     """Captions to keep per image."""

@@ -20,7 +20,7 @@ import torch
 
 from tercet import runs
 from tercet.analysis.cocos import cocos, cocos_with_queue
-from tercet.console import ConsoleProgress, RunProgress
+from tercet.console import ConsoleProgress, RunProgress, print_skipped
 from tercet.data.collate import Collator, SizeAugmentation
 from tercet.data.dataset import PairedData
 from tercet.data.grades import Grades, read_grades
@@ -133,7 +133,10 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
     """Raises before any work if a setting is wrong."""
     device = select_device(settings.device)
     main, warmup, identity = resolve(settings)
-    prepared = prepare_data(settings) if prepared is None else prepared
+    if prepared is None:
+        prepared = prepare_data(settings)
+        if runtime.is_main_process():
+            print_skipped(prepared.skipped)
     prepared.check_effective(settings)
     if runtime.world()[1] > 1 and prepared.train.more_pairs is not None and settings.positives == "ids":
         sides = prepared.train.sides
