@@ -233,10 +233,9 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
 
         return read, {}, {"pixels": pixels}
     if split.features is None:
-        other = "text-towers" if data.sides.image_is_text else "on pixels"
-        raise ValueError(
-            f"{data.path} has no {data.sides.image} features: run `tercet features` first, or train {other}"
-        )
+        on_pixels = f", or train on pixels with --model-settings {spec.vision}=NAME" if spec.vision else ""
+        other = ", or train text-towers" if data.sides.image_is_text else on_pixels
+        raise ValueError(f"{data.path} has no {data.sides.image} features: run `tercet features` first{other}")
     if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
             f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
