@@ -6,7 +6,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from tercet.objectives.aoq import AOQ
 from tercet.objectives.registry import spec_of
 from tercet.plugins import is_file_name, source_checksum
 from tercet.training.eval_loop import check_select_metric
+from tercet.training.lora import add_adapters
 from tercet.training.settings import CODE_SETTINGS, TrainSettings, identity_of
 from tercet.training.step import objective_for, takes_scale
 
@@ -90,6 +91,8 @@ class PreparedData:
                     f"--init-from {settings.init_from}: missing or of another shape: {', '.join(mismatched)}"
                 )
             model.load_state_dict({name: loaded[name] for name in own})
+        if settings.lora is not None:
+            add_adapters(model, settings.lora, settings.seed)
         return model
 
     def _check_vocabulary(self, source: Retriever, name: str | Path) -> None:
@@ -115,11 +118,22 @@ class PreparedData:
             "image_size": None if reads_pixels else "the data has image features, not pixels",
             "squash": None if reads_pixels else "the data has image features, not pixels",
         }
+        if settings.patience is not None and self.validation is None:
+            name = settings.validation_split
+            raise ValueError(f"--patience needs a validation split, and {self.name} has no {name!r}")
         recipe = training_defaults(settings.model, settings.round)
         for name, why in useless.items():
             value, default = getattr(settings, name), TrainSettings.__dataclass_fields__[name].default
             if why is not None and value not in (default, recipe.get(name, default)):
                 raise ValueError(f"{flag(name)} {value} would do nothing for {settings.model}: {why}")
+
+    def fitted(self, settings: TrainSettings) -> TrainSettings:
+        """The settings with a batch that is not larger than the training split.
+
+        With --captions-per-image a batch is of images.
+        """
+        items = len(self.train.images) if settings.captions_per_image is not None else len(self.train.owners)
+        return settings if settings.batch_size <= items or items < 2 else replace(settings, batch_size=items)
 
     def retriever(self, model: RetrievalModel) -> Retriever:
         return Retriever(self.system, model, self.preprocessor)
@@ -296,7 +310,7 @@ def _checksum_of_code(name: str | None) -> str | None:
 
 def run_id_of(settings: TrainSettings, prepared: PreparedData) -> str:
     """Return the hash of settings and data that names the run."""
-    return hash_identity(resolve(settings)[2], prepared)
+    return hash_identity(resolve(prepared.fitted(settings))[2], prepared)
 
 
 def hash_identity(identity: dict[str, Any], prepared: PreparedData) -> str:
