@@ -90,6 +90,7 @@ def test_the_merged_model_computes_what_the_adapted_one_did(clip, tmp_path):
 
 
 @needs_peft
+@pytest.mark.slow
 def test_a_run_with_adapters_resumes_exactly(clip, tmp_path, monkeypatch):
     given = fine_tuning(clip, lora=2)
     whole = tercet.train(**given, runs=tmp_path / "whole")
@@ -158,6 +159,7 @@ def test_float16_follows_float32(clip, tmp_path):
     for precision in ("float32", "fp16"):
         loop = loop_of(train_settings(fine_tuning(clip, precision=precision)), tmp_path / precision)
         loop._start_epoch(0)
+        loop.scaler._init_scale = 2.0**10  # the usual one, 2^16, overflows in the first steps
         applied = []
 
         def collect(optimizer, args, kwargs, applied=applied, model=loop.model):
@@ -170,6 +172,7 @@ def test_float16_follows_float32(clip, tmp_path):
     assert 0 < difference < 0.02
 
 
+@pytest.mark.slow
 def test_a_step_that_overflows_is_left_out_and_the_scale_is_resumed(clip, tmp_path, monkeypatch):
     given = fine_tuning(clip, precision="fp16")
     scales = []
@@ -211,8 +214,8 @@ def test_training_stops_without_improvement(tmp_path, capsys):
 
 
 def test_a_run_that_improves_is_not_stopped(tmp_path):
-    run = tercet.train(**SMALL | {"epochs": 3}, patience=3, runs=tmp_path)
-    assert len(runs.read_validation(run.folder)) == 3
+    run = tercet.train(**SMALL | {"epochs": 5}, patience=3, runs=tmp_path)
+    assert len(runs.read_validation(run.folder)) == 5
 
 
 def test_a_run_that_was_killed_when_it_stopped_early_ends_there(tmp_path, monkeypatch):
@@ -230,7 +233,7 @@ def test_a_run_that_was_killed_when_it_stopped_early_ends_there(tmp_path, monkey
 def test_patience_needs_validation_and_is_not_for_comparisons(tmp_path):
     settings = train_settings(SMALL | {"patience": 2})
     prepared = replace(prepare_data(settings), validation=None)
-    with pytest.raises(ValueError, match="--patience needs a validation split, and scenes has no 'val'"):
+    with pytest.raises(ValueError, match="--patience 2 would do nothing for heads: there is no split 'val' to stop by"):
         prepared.check_effective(settings)
     with pytest.raises(ValueError, match="--train: with patience the runs of a comparison would make diff"):
         tercet.compare("scenes:20", objectives="triplet", train={"patience": 2}, runs=tmp_path)
@@ -249,6 +252,7 @@ def test_a_batch_of_images_is_at_most_all_images():
     assert prepare_data(settings).fitted(settings).batch_size == 20
 
 
+@pytest.mark.slow
 def test_a_comparison_of_small_data_uses_all_of_it(tmp_path, capsys):
     given = {"objectives": ("triplet", "smooth-ap"), "seeds": 1, "no_tune": True, "epochs": 1}
     result = tercet.compare("scenes:20", **given, train={"batch_size": 4000}, runs=tmp_path)

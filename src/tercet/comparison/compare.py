@@ -285,6 +285,8 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     models = list(dict.fromkeys(variant.model for variant in variants))
     data = short_name(settings.data) if is_in_memory(settings.data) else Path(settings.data).name
     folder_name = next(iter(prepared_datasets.values())).name
+    if common["data"] != settings.data:  # extracted features: the folder is named by what they were made of
+        folder_name = Path(data).stem
     found = cautions(results, tuned)
     looks = _looks(settings, results, seeds) if settings.until_decided else None
     return Comparison(

@@ -26,7 +26,7 @@ from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
 from tercet.in_memory import code_in_memory
 from tercet.inference import WEIGHTS, Preprocessor, Retriever, checksum_of_weights, load, tokenize
-from tercet.interfaces import RetrievalModel, SystemSpec
+from tercet.interfaces import GridEncoder, RetrievalModel, SystemSpec, TrainableBackbone
 from tercet.models import build, preset, system_of, training_defaults
 from tercet.models.parts.backbone import image_size_of
 from tercet.models.parts.backbone import max_positions as max_positions_of
@@ -106,26 +106,75 @@ class PreparedData:
             f"from token id {row} on): its word embeddings belong to other words"
         )
 
+    def without_effect(self, settings: TrainSettings) -> dict[str, str]:
+        """Setting -> why it does nothing for this data and the class of this model."""
+        images, captions = self.train.images, self.train.captions
+        spec = system_of(self.system).spec
+        reads_pixels = isinstance(images, Pixels)
+        reads_regions = reads_pixels or (isinstance(images, FeatureArray) and len(images.shape) == 3)
+        reasons = {}
+        if not isinstance(captions, TokenizedCaptions):
+            reasons["drop_words"] = "captions are vectors, not token ids"
+        if not reads_regions:
+            reasons["drop_regions"] = "images are single vectors, not regions"
+        if not reads_pixels:
+            reasons["crop"] = "the data has image features, which cannot be cropped"
+            reasons |= dict.fromkeys(("image_size", "squash"), "the data has image features, not pixels")
+        else:
+            reasons["features"] = "it reads pixels, not features"
+            vision = (preset(settings.model)[1] | settings.model_settings).get(spec.vision or "")
+            if spec.transform == "squash" or (spec.transform == "pretrained" and isinstance(vision, str)):
+                reasons |= dict.fromkeys(("image_size", "squash"), "images are prepared as its vision model needs them")
+        if self.validation is None:
+            reasons["select_metric"] = f"there is no split {settings.validation_split!r} to select weights on"
+            reasons["patience"] = f"there is no split {settings.validation_split!r} to stop by"
+        elif settings.patience is not None and settings.patience > settings.epochs - 2:
+            reasons["patience"] = f"{settings.epochs} epochs end before: it must be below {settings.epochs - 1}"
+        if settings.ramp_epoch is not None and settings.ramp_epoch >= settings.epochs:
+            reasons["ramp_epoch"] = f"epochs are counted from 0 to {settings.epochs - 1}"
+        if settings.mine_every is not None and settings.mine_every >= settings.epochs:
+            reasons["mine_every"] = f"there are {settings.epochs} epochs"
+        return reasons
+
+    def model_settings_without_effect(self) -> dict[str, str]:
+        """The same for settings of the model."""
+        images, captions = self.train.images, self.train.captions
+        of_pixels = isinstance(images, Pixels)
+        reasons = {"residual": "a backbone has no residual branch"} if of_pixels else {}
+        if not of_pixels:
+            reasons["train_backbone"] = "the data has image features, which are used instead of a backbone"
+        if self.preprocessor.tokenizer is not None:
+            reasons |= dict.fromkeys(("word_dim", "layers"), "captions are read by a Hugging Face model")
+        if all(isinstance(source, FeatureArray) and len(source.shape) == 2 for source in (images, captions)):
+            reasons["pooling"] = "images and captions are single vectors"
+        return reasons
+
     def check_effective(self, settings: TrainSettings) -> None:
         """Raise for settings that would do nothing for this model and data, unless they come from its recipe."""
-        images, captions = self.train.images, self.train.captions
-        reads_pixels, reads_tokens = isinstance(images, Pixels), isinstance(captions, TokenizedCaptions)
-        reads_regions = reads_pixels or (isinstance(images, FeatureArray) and len(images.shape) == 3)
-        useless = {
-            "drop_words": None if reads_tokens else "captions are vectors, not token ids",
-            "drop_regions": None if reads_regions else "images are single vectors, not regions",
-            "crop": None if reads_pixels else "the data has image features, which cannot be cropped",
-            "image_size": None if reads_pixels else "the data has image features, not pixels",
-            "squash": None if reads_pixels else "the data has image features, not pixels",
-        }
-        if settings.patience is not None and self.validation is None:
-            name = settings.validation_split
-            raise ValueError(f"--patience needs a validation split, and {self.name} has no {name!r}")
-        recipe = training_defaults(settings.model, settings.round)
-        for name, why in useless.items():
-            value, default = getattr(settings, name), TrainSettings.__dataclass_fields__[name].default
-            if why is not None and value not in (default, recipe.get(name, default)):
-                raise ValueError(f"{flag(name)} {value} would do nothing for {settings.model}: {why}")
+        for name, why in self.without_effect(settings).items():
+            _refuse_unless_of_recipe(settings, name, why)
+        for name, why in self.model_settings_without_effect().items():
+            if name in settings.model_settings:
+                value = f"{name}={settings.model_settings[name]}"
+                raise ValueError(f"--model-settings {value} would do nothing for {settings.model}: {why}")
+
+    def check_effective_for(self, model: RetrievalModel, settings: TrainSettings) -> None:
+        """The same for what depends on how the model was built."""
+        for name, why in self._without_effect_on(model).items():
+            _refuse_unless_of_recipe(settings, name, why)
+
+    def _without_effect_on(self, model: RetrievalModel) -> dict[str, str]:
+        has_backbone = isinstance(model, TrainableBackbone) and model.has_backbone
+        reasons = {} if has_backbone else {"unfreeze_epoch": "it has no backbone that could be frozen"}
+        if isinstance(self.train.images, Pixels) and not (isinstance(model, GridEncoder) and has_backbone):
+            reasons["drop_regions"] = "it makes one vector of an image, not regions"
+        return reasons
+
+    def augmentations(self, settings: TrainSettings, model: RetrievalModel) -> tuple[str, ...]:
+        """Flags that augment what this model reads, with usual values."""
+        useless = self.without_effect(settings) | self._without_effect_on(model)
+        usual = {"drop_regions": 0.2, "drop_words": 0.2, "crop": "half"}
+        return tuple(f"{flag(name)} {value}" for name, value in usual.items() if name not in useless)
 
     def fitted(self, settings: TrainSettings) -> TrainSettings:
         """The settings with a batch that is not larger than the training split.
@@ -137,6 +186,12 @@ class PreparedData:
 
     def retriever(self, model: RetrievalModel) -> Retriever:
         return Retriever(self.system, model, self.preprocessor)
+
+
+def _refuse_unless_of_recipe(settings: TrainSettings, name: str, why: str) -> None:
+    value, default = getattr(settings, name), TrainSettings.__dataclass_fields__[name].default
+    if value not in (default, training_defaults(settings.model, settings.round).get(name, default)):
+        raise ValueError(f"{flag(name)} {value} would do nothing for {settings.model}: {why}")
 
 
 def prepare_data(settings: TrainSettings) -> PreparedData:

@@ -406,6 +406,10 @@ def _check_combinations(settings: TrainSettings) -> None:
             f"--validation-split and --test-split must differ, got {settings.test_split} for both: weights are never "
             "selected on test"
         )
+    if settings.warmup_objective is None and settings.warmup_objective_epochs != 1:
+        raise ValueError("--warmup-objective-epochs needs --warmup-objective")
+    if settings.decay != 0.1 and not (settings.schedule == "steps" and settings.decay_epochs):
+        raise ValueError("--decay needs --schedule steps and --decay-epochs")
     if settings.warmup_objective is not None and settings.warmup_objective_epochs < 1:
         raise ValueError(
             f"--warmup-objective needs --warmup-objective-epochs of at least 1, got {settings.warmup_objective_epochs}"

@@ -116,6 +116,7 @@ class ResolvedRun:
         """The loop, with the model as it was at the newest checkpoint."""
         settings, prepared = self.settings, self.prepared
         model = prepared.model(settings)
+        prepared.check_effective_for(model, settings)
         mined = None if settings.mined is None else open_mined(settings.mined, prepared.train)
         if settings.mine_every is not None and settings.mined is not None:
             filters_of_table(settings.mined)  # raises now instead of after the first epochs

@@ -60,6 +60,8 @@ class Measurements:
     train_rsum: float
     """On as many training images as there are held-out images."""
     held_out_rsum: float
+    augmentations: tuple[str, ...] = ()
+    """Settings that augment the inputs of this model."""
 
     @property
     def imbalance(self) -> float:
@@ -84,7 +86,7 @@ class Measurements:
     @property
     def non_finite(self) -> list[str]:
         """Names of the measurements that are NaN or infinite."""
-        return [name for name, value in asdict(self).items() if value is not None and not isfinite(value)]
+        return [name for name, value in asdict(self).items() if isinstance(value, float) and not isfinite(value)]
 
 
 def nan_max(a: float, b: float) -> float:

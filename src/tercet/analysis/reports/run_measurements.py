@@ -70,6 +70,7 @@ def measure_run(loaded: LoadedRun) -> tuple[Measurements, list[Leak]]:
         **_curve_measurements(loaded),
         **_rsum_measurements(sample),
         leaked=len(leaks) / len(held_out.images),
+        augmentations=loaded.prepared.augmentations(loaded.settings, loaded.model),
     )
     return measurements, leaks
 
