@@ -90,7 +90,6 @@ function sortedRuns() {
 }
 
 function sortHeader(text, column) {
-  if (column === "search") return element("th", { scope: "col" }, text);
   const sorted = order.column === column;
   const button = element("button", { type: "button", className: "sort", onclick: () => {
     order = { column, descending: sorted ? !order.descending : column !== "run" };
@@ -100,6 +99,9 @@ function sortHeader(text, column) {
   button.dataset.column = column;
   return element("th", { scope: "col", "aria-sort": sorted ? (order.descending ? "descending" : "ascending") : "none" }, button);
 }
+
+const indexButton = (run) => run.index_commands.length
+  ? element("button", { type: "button", className: "small", onclick: () => showIndexCommands(run) }, "Index this run") : null;
 
 /** Show the commands that make an index of a run and serve it, to copy: the page itself starts no work. */
 function showIndexCommands(run) {
@@ -121,12 +123,6 @@ function showIndexCommands(run) {
   $("item").showModal();
 }
 
-function runsTable(rows) {
-  const table = metricsTable(["run", "state"], rows, sortHeader);
-  table.tHead.rows[0].append(sortHeader("search", "search"));
-  return table;
-}
-
 function showRuns() {
   const plotted = plottedRuns().map((run) => run.name);
   const rows = sortedRuns().map((run) => {
@@ -135,13 +131,12 @@ function showRuns() {
     const swatch = element("span", { className: "swatch" });
     swatch.style.background = position >= 0 ? seriesColour(position) : "transparent";
     return element("tr", { title: run.name },
-      element("th", { scope: "row" }, element("label", {}, box, " ", swatch, runTitle(run)), element("span", { className: "folder" }, run.name)),
+      element("th", { scope: "row" }, element("label", {}, box, " ", swatch, runTitle(run)), element("span", { className: "folder" }, run.name), indexButton(run)),
       element("td", {}, runState(run)),
-      ...METRICS.map((metric) => element("td", {}, run.metrics[metric]?.toFixed(1) ?? "")),
-      element("td", {}, run.index_commands.length ? element("button", { type: "button", onclick: () => showIndexCommands(run) }, "Index this run") : null));
+      ...METRICS.map((metric) => element("td", {}, run.metrics[metric]?.toFixed(1) ?? "")));
   });
   const focused = document.activeElement?.closest?.("#runs-table tr")?.title;
-  $("runs-table").replaceChildren(runsTable(rows));
+  $("runs-table").replaceChildren(metricsTable(["run", "state"], rows, sortHeader));
   if (focused) $("runs-table").querySelector(`tr[title="${CSS.escape(focused)}"] input`)?.focus();
 }
 
