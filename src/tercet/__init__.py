@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
-    from tercet import objectives, plugins
+    from tercet import integrations, objectives, plugins
     from tercet.analysis.cocos import cocos
     from tercet.analysis.gradcheck import CheckReport, check_objective
     from tercet.api import compare, train
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tercet.objectives import RowObjective, objective
     from tercet.search.searcher import Searcher
     from tercet.training.trained import Trained
+    from tercet.training.watch import Watcher, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Searcher",
     "Significance",
     "Trained",
+    "Watcher",
     "build",
     "check_objective",
     "cocos",
@@ -38,6 +40,7 @@ __all__ = [
     "evaluate",
     "evaluate_embeddings",
     "export",
+    "integrations",
     "load",
     "load_original",
     "objective",
@@ -46,6 +49,7 @@ __all__ = [
     "plugins",
     "significance",
     "train",
+    "watch",
 ]
 
 # Module of each public name, imported on first use: `import tercet` and `tercet --help` must not import torch.
@@ -58,6 +62,7 @@ _MODULES = {
     "Searcher": "tercet.search.searcher",
     "Significance": "tercet.comparison.family",
     "Trained": "tercet.training.trained",
+    "Watcher": "tercet.training.watch",
     "build": "tercet.models",
     "check_objective": "tercet.analysis.gradcheck",
     "cocos": "tercet.analysis.cocos",
@@ -65,6 +70,7 @@ _MODULES = {
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
     "export": "tercet.exporting",
+    "integrations": "tercet",
     "load": "tercet.inference",
     "load_original": "tercet.inference",
     "objective": "tercet.objectives",
@@ -73,6 +79,7 @@ _MODULES = {
     "plugins": "tercet",
     "significance": "tercet.comparison.family",
     "train": "tercet.api",
+    "watch": "tercet.training.watch",
 }
 
 

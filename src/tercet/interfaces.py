@@ -32,6 +32,8 @@ class SystemSpec:
     transform: Literal["settings", "pretrained", "squash"] = "settings"
     """Image preprocessing: that of the training settings, that saved with the vision model, or resized to its input
     size without keeping the aspect ratio."""
+    image_texts: bool = False
+    """Images are token ids too: both sides are texts."""
     normalize_captions: bool = False
     """Captions are lower-cased, stripped of punctuation and truncated before they are tokenized, as X-VLM does."""
     training: Mapping[str, Any] = field(default_factory=dict)

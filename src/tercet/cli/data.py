@@ -43,6 +43,8 @@ def convert(settings: Convert) -> None:
     if settings.captions is not None:
         raise ValueError(f"--captions is only for a BUTD .tsv; {settings.path} has its own captions")
     data = _open(settings, skip_bad=settings.skip_bad)
+    if data.sides.image_is_text:
+        raise ValueError(f"{settings.path} has passages and queries: only images with captions can be converted")
     data = data if settings.limit_captions is None else limit_captions(data, settings.limit_captions)
     data = without_bad_features(data, ErrorPolicy(skip=settings.skip_bad))
     if settings.target.exists() and is_converted(settings.target, conversion_of(data, settings.to)):
@@ -90,7 +92,8 @@ def features(settings: Features) -> None:
     data = select_splits(data, settings.splits) if settings.splits else data
     if settings.image_encoder == settings.text_encoder == "none":
         raise ValueError("nothing to encode: --image-encoder and --text-encoder are both none")
-    images = None if settings.image_encoder == "none" else image_encoder(settings.image_encoder, grid=settings.grid)
+    no_images = settings.image_encoder == "none" or data.sides.image_is_text
+    images = None if no_images else image_encoder(settings.image_encoder, grid=settings.grid)
     texts = None if settings.text_encoder == "none" else text_encoder(settings.text_encoder)
     errors = ErrorPolicy(skip=settings.skip_bad)
     with ConsoleProgress() as progress:
@@ -117,7 +120,10 @@ def _report(message: str, skipped: Sequence[str], warnings: list[str]) -> None:
 def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
     console.print(f"[bold]{escape(str(data.path))}[/] (format: {data.format})", soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("split", "images", "captions", "captions/image", "words/caption", "shared", "image files"):
+    sides = data.sides
+    per_image, words = f"{sides.captions}/{sides.image}", f"words/{sides.caption}"
+    files = () if sides.image_is_text else ("image files",)
+    for column in ("split", sides.images, sides.captions, per_image, words, "shared", *files):
         table.add_column(column, justify="left" if column == "split" else "right", no_wrap=True)
     for name, row in summary.splits.items():
         table.add_row(
@@ -127,17 +133,17 @@ def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
             _range(*row.captions_per_image),
             _range(*row.words_per_caption),
             f"{row.shared_captions:,}",
-            "none" if row.image_files is None else f"{row.image_files:,}",
+            *(["none" if row.image_files is None else f"{row.image_files:,}"] if files else []),
         )
     console.print(table)
     legend = (
-        "captions/image: min to max, mean; words/caption: min to max, median; "
-        "shared: captions whose exact text also belongs to another image"
+        f"{per_image}: min to max, mean; {words}: min to max, median; "
+        f"shared: {sides.captions} whose exact text also belongs to another {sides.image}"
     )
     console.print(legend, style="dim", soft_wrap=True)
     for name, row in summary.splits.items():
         if row.features != "none" or row.caption_features != "none":
-            features = f"image features {row.features}; caption features {row.caption_features}"
+            features = f"{sides.image} features {row.features}; {sides.caption} features {row.caption_features}"
             console.print(f"{_printable(name)}: {features}", highlight=False)
     for first, second, kind, count in summary.overlaps:
         overlap = f"{_printable(first)} and {_printable(second)} share {count:,} {kind}"

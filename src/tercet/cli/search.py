@@ -16,6 +16,7 @@ from tercet.search.metadata import images_in_dataset, images_in_folder
 from tercet.search.searcher import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
 from tercet.search.two_stage import check_indexable, encode_for_index
+from tercet.types import IMAGE_TEXT, Sides
 
 MAX_PRINTED_ERRORS = 5  # unreadable.txt lists all
 
@@ -25,7 +26,8 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     check_indexable(retriever)
     # Absolute, so that the index works from any directory. What is not a path is the name of a generated dataset.
     source = str(Path(settings.images).resolve()) if Path(settings.images).exists() else settings.images
-    image_files = _image_files(source, settings.image_folder, settings.splits)
+    sides = retriever.sides
+    image_files = _image_files(source, settings.image_folder, settings.splits, sides)
     model = {"path": str(settings.model.resolve()), "system": retriever.system}
     model["weights"] = checksum_of_weights(settings.model)
     with ConsoleProgress() as progress:
@@ -37,18 +39,19 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
             kind=settings.kind,
             store=settings.store,
             source=source,
+            sides=sides,
             progress=progress,
         )
     for error in update.unreadable[:MAX_PRINTED_ERRORS]:
         console.print(f"skipped: {error}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if len(update.unreadable) > MAX_PRINTED_ERRORS:
         more = len(update.unreadable) - MAX_PRINTED_ERRORS
-        console.print(f"skipped {more:,} more images, listed in unreadable.txt", style="yellow")
+        console.print(f"skipped {more:,} more {sides.images}, listed in unreadable.txt", style="yellow")
     counts = f"{update.added:,} added, {update.changed:,} changed"
     counts += f", {update.unchanged:,} unchanged, {update.removed:,} removed"
     console.print(f"{settings.out}: {counts}", highlight=False, markup=False, soft_wrap=True)
     if update.recall is not None:
-        console.print(f"hnsw recall@10: {100 * update.recall:.1f} % (queries: images of the index)")
+        console.print(f"hnsw recall@10: {100 * update.recall:.1f} % (queries: {sides.images} of the index)")
     return update
 
 
@@ -64,28 +67,36 @@ def search(settings: SearchSettings, console: Console) -> list[Hit]:
     if settings.json:
         print(json.dumps([hit.content() for hit in hits], indent=2))
     else:
-        console.print(results_table(hits))
+        console.print(results_table(hits, searcher.sides))
     return hits
 
 
-def results_table(hits: list[Hit]) -> Table:
+def results_table(hits: list[Hit], sides: Sides = IMAGE_TEXT) -> Table:
     table = Table(box=None)
     table.add_column("rank", justify="right")
     table.add_column("similarity", justify="right")
-    table.add_column("image", overflow="fold")
-    with_captions = any(hit.item.captions for hit in hits)
+    table.add_column(sides.image, overflow="fold")
+    with_captions = any(hit.item.captions for hit in hits) and not sides.image_is_text
     if with_captions:
-        table.add_column("caption")
+        table.add_column(sides.caption)
+    if sides.image_is_text:
+        table.add_column("text", overflow="fold")
     for hit in hits:
         row = [str(hit.rank), f"{hit.similarity:.3f}", hit.item.path]
         row += [hit.item.captions[0] if hit.item.captions else ""] if with_captions else []
+        row += [] if hit.item.text is None else [hit.item.text]
         table.add_row(*(Text(printable(cell)) for cell in row))  # Text: brackets are not parsed as markup
     return table
 
 
-def _image_files(source: str, image_folder: Path | None, splits: tuple[str, ...]) -> ImagesToIndex:
-    """Return the images of a dataset, or of a plain folder of images."""
+def _image_files(source: str, image_folder: Path | None, splits: tuple[str, ...], sides: Sides) -> ImagesToIndex:
+    """Return the images or passages of a dataset, or the images of a plain folder."""
     folder = Path(source)
+    if sides.image_is_text:
+        data = open_data(source)
+        if not data.sides.image_is_text:
+            raise ValueError(f"{source} has no {sides.images}, which this model takes: give them with --images")
+        return images_in_dataset(data, splits)
     if folder.is_dir() and not any(data_format.recognise(folder) for data_format in FORMATS.values()):
         if splits:
             raise ValueError(f"{folder} is a plain folder of images and has no splits: {', '.join(splits)}")
@@ -93,4 +104,7 @@ def _image_files(source: str, image_folder: Path | None, splits: tuple[str, ...]
         if not image_files:
             raise ValueError(f"{folder}: no images found; supported: {', '.join(sorted(SUFFIXES))}")
         return image_files
-    return images_in_dataset(open_data(source, images=image_folder), splits)
+    data = open_data(source, images=image_folder)
+    if data.sides.image_is_text:
+        raise ValueError(f"{source} has {data.sides.images} and no images, which this model takes")
+    return images_in_dataset(data, splits)

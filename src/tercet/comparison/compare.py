@@ -21,10 +21,10 @@ from tercet.comparison.plan import (
     common_settings,
     make_variants,
     plan_run,
+    planned_together,
     prepare_all,
     prepare_features,
     with_seed,
-    with_stacks,
 )
 from tercet.comparison.results import (
     Failure,
@@ -216,7 +216,7 @@ class EmbeddedRuns:
         if run.folder in self._cached:
             return self._cached[run.folder]
         model, data = load(run.folder).model.eval(), self.data(name)
-        embedded = EmbeddedSplit(name, model, *encode_split(model, data), data.owners)
+        embedded = EmbeddedSplit(name, model, *encode_split(model, data), data.pairs)
         if isinstance(embedded.images, torch.Tensor) and isinstance(embedded.captions, torch.Tensor):
             self._cached[run.folder] = embedded  # sets of regions and words are too large to keep for every run
         return embedded
@@ -324,7 +324,7 @@ def check_protocols(settings: CompareSettings, prepared_datasets: PreparedDatase
         ids = None if data.split is None else coco_ids(data.split)
         tiles = tiles_of_embeddings(torch.rand(len(data.images), 1), torch.rand(len(data.captions), 1))
         for protocol in settings.protocols:
-            evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids)
+            evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids, more_pairs=data.more_pairs)
 
 
 def evaluate_under_protocols(
@@ -343,7 +343,10 @@ def evaluate_under_protocols(
                 split = embedded.of(name, run)
                 tiles = tiles_of(split.model, split.images, split.captions)
                 for protocol in settings.protocols:
-                    metrics = evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids).metrics
+                    evaluation = evaluate_tiles(
+                        tiles, data.owners, protocol=protocol, image_ids=ids, more_pairs=data.more_pairs
+                    )
+                    metrics = evaluation.metrics
                     evaluated[protocol].setdefault(name, {})[seed] = replace(run, metrics=dict(metrics))
                 bar.advance()
     return {protocol: Results(results.variants, by_variant) for protocol, by_variant in evaluated.items()}
@@ -387,13 +390,13 @@ def _execute(
     """Read finished runs from their folders and execute the rest."""
     with live:
         missing = []
-        # Before finished runs are left out: a resumed comparison trains every run in the way it began.
-        for plan in plans if settings.no_stack else with_stacks(plans, prepared_datasets):
+        for plan in planned_together(plans, prepared_datasets, stack=not settings.no_stack):
             run_id = live.run_ids[plan.label] = _run_id(plan, prepared_datasets)
             folder = runs.find_run(plan.settings.runs, run_id)
             if folder is None:
                 missing.append(plan)
             else:
+                runs.remove_leftovers(folder)
                 live.reused(plan, folder)
         executor.run(missing, live)
 

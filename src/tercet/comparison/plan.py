@@ -197,6 +197,9 @@ class PlannedRun:
     """What tells a trial of the tuning from other trials of the variant."""
     stack: Hashable | None = None
     """Runs with equal values may be trained together; None: alone."""
+    together: int = 1
+    """Number of runs that were planned at once with it, finished ones included: how many threads a run gets depends on
+    it, and must not depend on how many are left."""
 
     @property
     def name(self) -> str:
@@ -273,8 +276,8 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
     }
     prepared = prepared_datasets[variant.model]
     default = prepared.fitted(train_settings({**common, "model": variant.model}))
-    owners = prepared.train.owners
-    max_captions = int(owners.bincount().max()) if len(owners) else 1
+    pairs = prepared.train.pairs
+    max_captions = int(pairs[:, 0].bincount().max()) if len(pairs) else 1
     captions_per_image = min(CAPTIONS_PER_IMAGE.get(variant.objective, 1), max_captions)
     if captions_per_image > 1:
         # Recipes of papers with one positive per query would train it on one caption of each image.
@@ -289,7 +292,7 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         default.grad_accum_steps,
     )
     if not same_batches and settings.epoch_steps is None:
-        items = len(owners) if default.captions_per_image is None else int((owners.bincount() > 0).sum())
+        items = len(pairs) if default.captions_per_image is None else len(pairs[:, 0].unique())
         steps = default.epoch_steps or items // default.batch_size // default.grad_accum_steps
         if not steps:
             size = default.batch_size
@@ -320,6 +323,17 @@ def check_mined_tables(plans: Iterable[PlannedRun], prepared_datasets: PreparedD
             HardNegativeSampler(tables[settings.mined], data.owners, settings.mined_top, settings.mined_draw)
             if settings.mine_every is not None:
                 filters_of_table(settings.mined)
+
+
+def planned_together(
+    plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets, *, stack: bool
+) -> list[PlannedRun]:
+    """The same runs, marked by how they are trained.
+
+    Call it before finished runs are left out: a resumed comparison trains every run in the way it began.
+    """
+    marked = with_stacks(plans, prepared_datasets) if stack else plans
+    return [replace(plan, together=len(plans)) for plan in marked]
 
 
 def with_stacks(plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets) -> list[PlannedRun]:

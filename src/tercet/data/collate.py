@@ -169,7 +169,7 @@ class Collator:
 
     def _with_candidates(self, indices: BatchIndices, sampler: HardNegativeSampler) -> BatchIndices:
         """Add every i- and t- that is not in the batch yet; ids still decide which pairs are positive."""
-        image, caption = (indices.images[:, None] == self.data.owners[indices.captions]).nonzero(as_tuple=True)
+        image, caption = self.data.positives(indices.images, indices.captions).nonzero(as_tuple=True)
         generator = torch.Generator().manual_seed(indices.seed ^ 2)
         negatives = sampler.draw(indices.images[image], indices.captions[caption], generator)
         images, captions = negatives.images[:, 0].unique(), negatives.captions[:, 0].unique()
@@ -186,6 +186,10 @@ class Collator:
         return images, image_lengths, *self._captions(indices)
 
     def _images(self, indices: BatchIndices) -> tuple[Tensor, Int[Tensor, " image"] | None]:
+        words = 0.0 if self.augmentation is None else self.augmentation.words
+        if words > 0 and isinstance(self.data.images, TokenizedCaptions):
+            generator = torch.Generator().manual_seed(indices.seed ^ 4)
+            return drop_words(self.data.images, indices.images, words, generator)
         if self.crop != "none" and isinstance(self.data.images, Pixels):
             return self.data.images.cropped(indices.images, self.crop, indices.seed), None
         return self.data.images.take(indices.images)
@@ -202,13 +206,20 @@ class Collator:
     ) -> tuple[Bool[Tensor, "image caption"] | None, Bool[Tensor, "image caption"] | None]:
         """Masks of the additional positives and of the ignored pairs; None where there are none."""
         also_positive, ignored = None, None
-        if self.truth == "unused" and not self.ignore_equal_text:
+        more = self.data.more_pairs is not None and not self.diagonal
+        if self.truth == "unused" and not self.ignore_equal_text and not more:
             return None, None
-        own = indices.images[:, None] == caption_ids[None, :]
+        own = self.data.positives(indices.images, indices.captions)
+        if more:
+            other_ids = own & (indices.images[:, None] != caption_ids[None, :])
+            also_positive = other_ids if other_ids.any() else None
         if self.truth != "unused":
             assert self.data.truth is not None
             known = self.data.truth(indices.images, indices.captions) & ~own
-            also_positive, ignored = (known, None) if self.truth == "positive" else (None, known)
+            if self.truth == "positive":
+                also_positive = known if also_positive is None else known | also_positive
+            else:
+                ignored = known
         if self.ignore_equal_text:
             equal = self.equal_text(indices) & ~own
             if also_positive is not None:

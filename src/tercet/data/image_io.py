@@ -62,6 +62,20 @@ class ImageBytes:
 
 
 @dataclass(frozen=True)
+class PassageText:
+    """A text on the image side."""
+
+    text: str
+    name: str
+
+    def content(self) -> bytes:
+        return self.text.encode()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class ImageFiles:
     """The images of a split, in the order of its images."""
 

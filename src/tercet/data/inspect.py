@@ -52,12 +52,17 @@ def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
     """Summarise a dataset. Decodes every image and reads every feature."""
     summary = DatasetSummary(errors=list(data.skipped))
     contents: dict[str, dict[str, Counter[str]]] = {}
+    first = next(iter(data.splits.values()))
     for name, split in data.splits.items():
-        contents[name] = {"image names": Counter(split.image_names), "captions": Counter(split.texts)}
+        contents[name] = {split.sides.captions: Counter(split.texts)}
+        if split.image_texts is None:  # all splits have the same passages
+            contents[name]["image names"] = Counter(split.image_names)
+        elif split is first:
+            _warn_of_duplicates(name, split.sides.images, Counter(split.image_texts), summary)
         if split.image_files is not None:
             bar = progress.bar(f"images of {name}", len(split.image_files))
             contents[name]["images"] = _check_images(name, split, summary, bar)
-        if split.features is not None:
+        if split.features is not None and (split.image_texts is None or split is first):
             bar = progress.bar(f"features of {name}", len(split.features))
             contents[name]["feature rows"] = _check_features(name, split.features, summary, bar)
         for rows in (split.boxes, split.caption_features):
@@ -71,7 +76,7 @@ def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
 
 def _summarise_split(split: Split) -> SplitSummary:
     captions, words = split.captions_per_image(), np.array([len(tokenize(text)) for text in split.texts])
-    shared = shared_texts(split.texts, split.owners.tolist())
+    shared = shared_texts(split.texts, split.pairs().tolist())
     return SplitSummary(
         images=len(split.image_names),
         captions=len(split.texts),
@@ -164,5 +169,8 @@ def _examples(data: DataSet) -> Iterator[tuple[str, str, list[str]]]:
         if (name, image) in chosen:
             continue
         chosen.add((name, image))
-        texts = [split.texts[caption] for caption in np.flatnonzero(split.owners == image)]
-        yield name, split.image_names[image], texts
+        if split.image_texts is not None:  # one that has a query
+            image = int(split.owners[(len(split.owners) - 1) * example // max(1, MAX_EXAMPLES - 1)])
+        texts = [split.texts[caption] for caption in split.captions_of(image)]
+        text = "" if split.image_texts is None else f": {split.image_texts[image]}"
+        yield name, f"{split.image_names[image]}{text}", texts

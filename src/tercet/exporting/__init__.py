@@ -48,6 +48,8 @@ def export(model: str | Path, *, to: Target, out: str | Path) -> Path:
         raise ValueError(f"{target} exists already: give another --out")
     refuse_foreign_class(source)
     retriever, exporter = load(source), EXPORTERS[to]
+    if retriever.sides.image_is_text:
+        raise ValueError(f"{source}: models that compare texts with texts cannot be exported: those of images can")
     with atomic_directory(target) as unfinished:
         usage = exporter.write(retriever, unfinished)
         card = model_card(source, retriever, title=target.name, library=exporter.library, task=exporter.task, use=usage)

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from PIL import Image
 
 from tercet.console import SILENT, Progress, printable
 from tercet.data.feature_array import map_array
-from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
+from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, PassageText, open_image
 from tercet.data.textio import read_json
 from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.indexed_regions import REGIONS, ROW_CHECKSUMS, IndexedRegions
@@ -41,6 +40,7 @@ from tercet.storage import (
     sync_file,
     write_manifest,
 )
+from tercet.types import IMAGE_TEXT, Sides
 
 MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
 GENERATION = re.compile(r"generation_\d{6}")
@@ -49,7 +49,8 @@ EMBED_BATCH_SIZE = 32  # images embedded, and cached, together
 
 ImagesToIndex = Mapping[str, tuple[ImageSource, tuple[str, ...]]]
 """Path -> (image, captions), in index order."""
-Embed = Callable[[list[Image.Image]], IndexedVectors]
+Embed = Callable[[list[Any]], IndexedVectors]
+"""Embeds decoded images, or the texts of passages."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def update_index(
     kind: Kind | None = None,
     store: str | None = None,
     source: str | None = None,
+    sides: Sides = IMAGE_TEXT,
     progress: Progress = SILENT,
 ) -> IndexUpdate:
     """Make the index contain exactly these images; only new and changed ones are embedded.
@@ -144,8 +146,9 @@ def update_index(
         readable = [item for path, item in items.items() if path not in errors]
         if not readable:
             first_error = f"; first error: {next(iter(errors.values()))}" if errors else ""
-            raise ValueError(f"none of {len(image_files):,} images could be read{first_error}")
-        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, store, source)
+            raise ValueError(f"none of {len(image_files):,} {sides.images} could be read{first_error}")
+        described = {"source": source, "sides": sides.kind}
+        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, store, described)
         cache.delete_files()
     added = [item for item in readable if item.path not in old_items]
     changed = [item for item in readable if item.path in old_items and old_items[item.path].checksum != item.checksum]
@@ -188,7 +191,8 @@ def _scan(
         except ValueError as error:
             errors[path] = str(error)
             continue
-        yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content))
+        text = image_file.text if isinstance(image_file, PassageText) else None
+        yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content), text)
 
 
 def _embed(
@@ -202,13 +206,14 @@ def _embed(
 ) -> None:
     bar = progress.bar("embedding", len(to_embed))
     for start in range(0, len(to_embed), EMBED_BATCH_SIZE):
-        batch: dict[str, Image.Image] = {}
+        batch: dict[str, Any] = {}
         for path in to_embed[start : start + EMBED_BATCH_SIZE]:
             try:
                 item, content = _read_again(items[path], image_files[path][0])
                 items[path] = item
                 if item.checksum not in cache and item.checksum not in batch:  # else a copy under another name
-                    batch[item.checksum] = open_image(ImageBytes(content, str(image_files[path][0])))
+                    of_image = ImageBytes(content, str(image_files[path][0]))
+                    batch[item.checksum] = open_image(of_image) if item.text is None else item.text
             except ValueError as error:
                 errors[path] = str(error)
         if batch:
@@ -234,7 +239,7 @@ def _write_generation(
     model: dict[str, Any],
     kind: Kind,
     store_name: str,
-    source: str | None,
+    described: Mapping[str, Any],
 ) -> float | None:
     """Write a generation, then the manifest that names it, then delete the previous one. Return the recall of HNSW."""
     number = 1 if existing is None else int(existing.manifest["generation"].split("_")[1]) + 1
@@ -253,7 +258,7 @@ def _write_generation(
     recall = measure_recall(store, vectors) if kind != "flat" else None
     manifest = {"what": "index", "model": model, "generation": generation.name, "kind": kind, "recall": recall}
     manifest |= {"store": store_name, "format_version": FORMAT_VERSION}
-    manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
+    manifest |= {"items": len(items), "dim": vectors.shape[1]} | dict(described)
     for file in generation.iterdir():
         sync_file(file)
     manifest[CHECKSUMS] = checksums_of(generation, [file.name for file in generation.iterdir() if file.name != REGIONS])

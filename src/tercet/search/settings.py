@@ -9,7 +9,7 @@ import tyro
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Embed images with a trained model and write a search index.
+    """Embed images, or passages, with a trained model and write a search index.
 
     Running it again updates the index: new and changed images are embedded, deleted ones are removed. An interrupted
     update resumes at the next batch; the old index stays in use until the new one is complete.
@@ -18,7 +18,8 @@ class IndexSettings:
     model: tyro.conf.Positional[Path]
     """Run folder or saved model that takes images."""
     images: str = "."
-    """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions."""
+    """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions; for a
+    model of two texts, a dataset with the passages."""
     image_folder: Path | None = None
     """Image folder of a dataset, if it is not beside it. Images that are neither below it nor below --images, such as
     by a symbolic link, are not read."""

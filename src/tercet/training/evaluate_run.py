@@ -18,6 +18,7 @@ from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
 from tercet.inference import Retriever, checksum_of_weights, load, tokenize
 from tercet.training.eval_loop import check_reranking, encode_split, evaluate_reranked, rerank_split, tiles_of
 from tercet.training.settings import EvaluateSettings
+from tercet.types import Sides
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class EvaluationResult:
     file: Path
     """The JSON file; ranks.npz is next to it."""
     title: str
+    sides: Sides
 
 
 def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
@@ -41,6 +43,7 @@ def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
     inputs = [preprocess_split(model, settings.data, split) for model in models]
     owners = torch.from_numpy(split.owners)
     options: dict[str, Any] = {"protocol": settings.protocol, "ties": settings.ties, "image_ids": coco_ids(split)}
+    options["more_pairs"] = inputs[0].more_pairs
     if reranker is not None and settings.rerank is not None:
         evaluation = evaluate_reranked(rerank_split(reranker, inputs[0], settings.rerank), owners, **options)
     else:
@@ -65,13 +68,23 @@ def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
         "machine": runs.machine(),
     }
     file = runs.write_evaluation(settings.out, content, evaluation.ranks.arrays())
-    return EvaluationResult(evaluation, file, f"{Path(settings.data).name} {settings.split}, {settings.protocol}")
+    return EvaluationResult(
+        evaluation, file, f"{Path(settings.data).name} {settings.split}, {settings.protocol}", split.sides
+    )
 
 
 def preprocess_split(model: Retriever, name: str, split: Split) -> PairedData:
     """Return the split's images and captions as inputs of this model."""
     preprocessor = model.preprocessor
+    if preprocessor.sides != split.sides and model.model.spec.image_texts:
+        raise ValueError(
+            f"{name} has {split.sides.images} and {split.sides.captions}; this {model.system} reads "
+            f"{preprocessor.sides.images} and {preprocessor.sides.captions}"
+        )
     images: Source | None = None
+    if model.model.spec.image_texts and split.image_texts is not None:
+        words = preprocessor.vocabulary or preprocessor.tokenizer
+        images = tokenize(model.model.spec, split.image_texts, words, model.max_tokens)
     if preprocessor.pixels is not None:
         if split.image_files is None:
             raise ValueError(f"{name} has no image files, and this {model.system} reads pixels: give --images FOLDER")
@@ -84,11 +97,12 @@ def preprocess_split(model: Retriever, name: str, split: Split) -> PairedData:
     elif not model.model.spec.caption_features:
         raise ValueError(f"this {model.system} has no vocabulary: import it again with --vocabulary")
     data = paired(name, split, images, captions)
-    for item, source in (("image", data.images), ("caption", data.captions)):
+    sides = split.sides
+    for item, noun, source in (("image", sides.image, data.images), ("caption", sides.caption, data.captions)):
         expected = getattr(model.model.settings, f"{item}_dim", None)
         if isinstance(source, FeatureArray) and expected is not None and source.shape[-1] != expected:
             raise ValueError(
-                f"{name} has {item} features of {source.shape[-1]} channels, the model was trained on {expected}"
+                f"{name} has {noun} features of {source.shape[-1]} channels, the model was trained on {expected}"
             )
     return data
 

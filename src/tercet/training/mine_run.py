@@ -31,6 +31,7 @@ from tercet.training import runtime
 from tercet.training.eval_loop import encode_split
 from tercet.training.evaluate_run import preprocess_split
 from tercet.training.settings import MineSettings
+from tercet.types import Sides
 
 
 def mine_table(settings: MineSettings) -> MinedTable:
@@ -57,11 +58,11 @@ def mine_table(settings: MineSettings) -> MinedTable:
         make_scorer = partial(cached_scorer, retriever.model, data, log=progress.log)
         mined = mine(make_scorer, data, target, config, model, shortlist=shortlist, progress=progress)
     table = open_mined(target, data)
-    print_lines(f"{target} {'written' if mined else 'already exists'}: {_summary(table)}")
+    print_lines(f"{target} {'written' if mined else 'already exists'}: {_summary(table, data.sides)}")
     empty = count_empty_lists(target)
     if any(empty.values()):
         print_lines(
-            f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: training "
+            f"filters left no candidates for {_counts(data.sides, empty['images'], empty['captions'])}: training "
             "will refuse this table; mine again with weaker filters",
             to_stderr=True,
         )
@@ -101,7 +102,7 @@ def table_of_epoch(
         empty = count_empty_lists(target)
         if any(empty.values()):
             log(
-                f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: "
+                f"filters left no candidates for {_counts(data.sides, empty['images'], empty['captions'])}: "
                 "their lists of the previous table are kept"
             )
         for old in range(every, current - every, every):  # a resume may still need the previous table
@@ -153,9 +154,9 @@ def cached_scorer(
     )
     if images is not None and captions is not None:
         return split_scorer(model, images, captions)
-    log(f"encoding {len(data.images):,} images and {len(data.captions):,} captions")
+    log(f"encoding {_counts(data.sides, len(data.images), len(data.captions))}")
     encoded = encode_split(model, data)
-    for name, items in zip(("image", "caption"), encoded, strict=True):
+    for name, items in zip((data.sides.image, data.sides.caption), encoded, strict=True):
         if isinstance(items, Tensor) and not items.isfinite().all():
             row = int((~items.isfinite()).any(dim=1).nonzero()[0])
             raise ValueError(f"the embedding of {name} {row} has NaN or infinity: the weights of the model are invalid")
@@ -180,9 +181,13 @@ def _read_cached(file: Path, rows: int) -> Tensor | None:
     return torch.from_numpy(embeddings) if embeddings.shape[:1] == (rows,) else None
 
 
-def _summary(table: MinedTable) -> str:
+def _summary(table: MinedTable, sides: Sides) -> str:
     images, captions = len(table.captions), len(table.images)
     return (
-        f"{images:,} images with up to {table.captions.shape[1]:,} captions each, {captions:,} captions with up to "
-        f"{table.images.shape[1]:,} images each; use it with tercet train --mined"
+        f"{images:,} {sides.images} with up to {table.captions.shape[1]:,} {sides.captions} each, {captions:,} "
+        f"{sides.captions} with up to {table.images.shape[1]:,} {sides.images} each; use it with tercet train --mined"
     )
+
+
+def _counts(sides: Sides, images: int, captions: int) -> str:
+    return f"{images:,} {sides.images} and {captions:,} {sides.captions}"

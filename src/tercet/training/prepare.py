@@ -5,12 +5,13 @@
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tercet import runs
@@ -181,7 +182,8 @@ class PreparedData:
 
         With --captions-per-image a batch is of images.
         """
-        items = len(self.train.images) if settings.captions_per_image is not None else len(self.train.owners)
+        pairs = self.train.pairs
+        items = len(pairs[:, 0].unique()) if settings.captions_per_image is not None else len(pairs)
         return settings if settings.batch_size <= items or items < 2 else replace(settings, batch_size=items)
 
     def retriever(self, model: RetrievalModel) -> Retriever:
@@ -203,6 +205,8 @@ def prepare_data(settings: TrainSettings) -> PreparedData:
     spec = system_of(system).spec
     read_images, image_sizes, image_fields = _images(data, spec, model_settings, settings)
     read_captions, caption_sizes, caption_fields = _captions(data, spec, model_settings, settings)
+    if spec.image_texts:  # both towers read token ids, of one tokenizer
+        read_images = _passages(data, spec, model_settings, caption_fields, settings)
 
     def read(split_name: str, optional: str | None) -> PairedData | None:
         if split_name == optional and optional not in data.splits:
@@ -219,7 +223,7 @@ def prepare_data(settings: TrainSettings) -> PreparedData:
         read(settings.test_split, "test"),
         system,
         image_sizes | caption_sizes,
-        Preprocessor(**image_fields | caption_fields),
+        Preprocessor(**image_fields | caption_fields, sides=data.sides),
     )
 
 
@@ -259,6 +263,8 @@ def _transform(spec: SystemSpec, vision: Any, settings: TrainSettings) -> Transf
 def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], settings: TrainSettings) -> Reader:
     """Pixels for a model with a backbone if the dataset has images and no features; features otherwise."""
     split = data.split(settings.train_split)
+    if spec.image_texts:
+        return lambda split: None, {}, {}  # `_passages` reads them with the tokenizer of the captions
     vision_model = model_settings.get(spec.vision or "")
     only_pixels = "image_dim" not in {field.name for field in fields(spec.settings)}
     if only_pixels and spec.vision is not None and vision_model is None:
@@ -277,7 +283,10 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
 
         return read, {}, {"pixels": pixels}
     if split.features is None:
-        raise ValueError(f"{data.path} has no image features: run `tercet features` first, or train on pixels")
+        other = "text-towers" if data.sides.image_is_text else "on pixels"
+        raise ValueError(
+            f"{data.path} has no {data.sides.image} features: run `tercet features` first, or train {other}"
+        )
     if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
             f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
@@ -296,9 +305,10 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
     split = data.split(settings.train_split)
     if spec.caption_features:
         if split.caption_features is None:
+            other = "text-towers" if data.sides.image_is_text else "vsepp"
             raise ValueError(
-                f"{data.path} has no caption features, and {settings.model} needs them: run `tercet features` first, "
-                "or train a model that reads text, such as vsepp"
+                f"{data.path} has no {data.sides.caption} features, and {settings.model} needs them: run "
+                f"`tercet features` first, or train a model that reads text, such as {other}"
             )
         return (
             lambda split: split.caption_features,
@@ -314,7 +324,10 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
             f"{settings.model} needs pretrained weights: "
             f"--model-settings {spec.text}=NAME or {spec.text}=path/to/folder"
         )
-    texts = [normalize_caption(text) for text in split.texts] if spec.normalize_captions else split.texts
+    texts: Sequence[str] = split.texts
+    if spec.image_texts and split.image_texts is not None:  # the passages of training queries, no other
+        texts = [*texts, *(split.image_texts[image] for image in np.unique(split.pairs()[:, 0]))]
+    texts = [normalize_caption(text) for text in texts] if spec.normalize_captions else texts
     vocabulary: Vocabulary = build_vocabulary(texts)
     max_tokens = None if text_model is None else max_positions_of(text_model)
     return (
@@ -322,6 +335,30 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
         {"vocab_size": len(vocabulary)},
         {"vocabulary": vocabulary},
     )
+
+
+def _passages(
+    data: DataSet,
+    spec: SystemSpec,
+    model_settings: Mapping[str, Any],
+    caption_fields: Mapping[str, Any],
+    settings: TrainSettings,
+) -> Read:
+    """Token ids of the passages, tokenized once: all splits have the same."""
+    if not data.sides.image_is_text:
+        raise ValueError(f"{data.path} has no passages, and {settings.model} needs texts on both sides")
+    text_model, tokenizer = model_settings.get(spec.text or ""), caption_fields.get("tokenizer")
+    max_tokens = None if text_model is None else max_positions_of(text_model)
+    read: dict[tuple[str, ...], Source] = {}
+
+    def tokens(split: Split) -> Source:
+        assert split.image_texts is not None
+        if split.image_texts not in read:
+            words = tokenizer or caption_fields["vocabulary"]
+            read[split.image_texts] = tokenize(spec, split.image_texts, words, max_tokens)
+        return read[split.image_texts]
+
+    return tokens
 
 
 NOT_HASHED = ("data", "images", "mined")  # paths; the run hash contains the checksums of their content

@@ -143,6 +143,11 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
         notes = (f"the batch is all of the training split: {settings.batch_size} items, fewer than {given}",)
     main, warmup, identity = resolve(settings)
     prepared.check_effective(settings)
+    if runtime.world()[1] > 1 and prepared.train.more_pairs is not None and settings.positives == "ids":
+        sides = prepared.train.sides
+        raise ValueError(
+            f"{prepared.name} has {sides.captions} of several {sides.images}: several processes support one each"
+        )
     run_id = hash_identity(identity, prepared)
     return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id, notes)
 
@@ -292,11 +297,12 @@ class Loop:
             seed=settings.seed,
             steps=settings.epoch_steps,
             batches_per_step=settings.grad_accum_steps,
+            more_pairs=self.data.more_pairs,
         )
         self.steps_per_epoch = self.sampler.steps_per_epoch
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{len(self.data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
+                f"{len(self.data.pairs)} pairs do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
             )
         self.total = self.steps_per_epoch * settings.epochs
         self.interrupt, self.stopping = Interrupt(), False
@@ -536,7 +542,8 @@ class Loop:
         self.reports.update()
         if not metrics:
             return
-        recalls = f"i2t R@1 {metrics['i2t_r1']:.1f}, t2i R@1 {metrics['t2i_r1']:.1f}, rsum {metrics['rsum']:.1f}"
+        shown = [f"{self.data.sides.short(way)} R@1 {metrics[f'{way}_r1']:.1f}" for way in ("i2t", "t2i")]
+        recalls = f"{', '.join(shown)}, rsum {metrics['rsum']:.1f}"
         best = " (best so far)" if self.state.best_epoch == epoch else ""
         self.progress.log(f"epoch {epoch + 1} of {self.settings.epochs}: validation {recalls}{best}")
 

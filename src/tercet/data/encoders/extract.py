@@ -6,7 +6,7 @@ The manifest also tells which encoders to apply to raw texts and images for a mo
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from tercet.console import SILENT, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset, without_bad_features
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
+from tercet.data.formats import beir
 from tercet.data.formats.precomp import (
     MANIFEST,
     PRECOMP_SPLIT_NAMES,
@@ -102,9 +103,23 @@ def extract(
     errors = errors or ErrorPolicy()
     if target.exists() and not (target / MANIFEST).is_file():
         raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
+    if data.sides.image_is_text:
+        return _extract_texts(data, target, texts, dtype, progress)
     data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
     manifest = _manifest(data, images, texts, dtype)
-    source = {SOURCE: _source(data, image_folder)}
+
+    def write(unfinished: Path, position: "_ResumePosition") -> None:
+        for name, split in data.splits.items():
+            stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
+            _extract_split(stem, split, images, texts, dtype, position, progress)
+
+    return _write_folder(target, manifest, {SOURCE: _source(data, image_folder)}, write)
+
+
+def _write_folder(
+    target: Path, manifest: dict[str, Any], source: dict[str, Any], write: Callable[[Path, "_ResumePosition"], None]
+) -> bool:
+    """Write the files into an unfinished folder, resuming. False if the target already holds this manifest."""
     if target.exists():
         _check_manifest(manifest, target)
         check_features(target)
@@ -114,13 +129,41 @@ def extract(
             _check_manifest(manifest, unfinished)
         else:
             write_manifest(unfinished / MANIFEST, manifest | source)
-        position = _ResumePosition(unfinished / PROGRESS)
-        for name, split in data.splits.items():
-            stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
-            _extract_split(stem, split, images, texts, dtype, position, progress)
+        write(unfinished, _ResumePosition(unfinished / PROGRESS))
         (unfinished / PROGRESS).unlink(missing_ok=True)
         write_manifest(unfinished / MANIFEST, manifest | source | {CHECKSUMS: _checksums(unfinished)})
     return True
+
+
+def _extract_texts(data: DataSet, target: Path, texts: TextEncoder | None, dtype: str, progress: Progress) -> bool:
+    """Write passages and queries, encoded alike: each once, though splits share the passages."""
+    if texts is None:
+        raise ValueError(f"{data.path} has passages and queries: a text encoder is needed, not --text-encoder none")
+    passages = next(iter(data.splits.values())).image_texts
+    assert passages is not None
+    sides = {beir.CORPUS: list(passages), beir.QUERIES: list(beir.queries_of(data).values())}
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "image_encoder": texts.about,
+        "text_encoder": texts.about,
+        "dtype": dtype,
+        "splits": {name: _positives_checksum(split) for name, split in data.splits.items()},
+    }
+
+    def write(unfinished: Path, position: "_ResumePosition") -> None:
+        beir.write_beir(data, unfinished)
+        for stem, items in sides.items():
+            batches = by_length(np.array([len(text) for text in items]), TEXT_BATCH_SIZE)
+            file = unfinished / f"{stem}.npy"
+            _fill(file, len(items), batches, _encoded_texts(items, texts), dtype, position, progress)
+
+    return _write_folder(target, manifest, {SOURCE: _source(data, None)}, write)
+
+
+def _positives_checksum(split: Split) -> str:
+    """Checksum of passages, queries and their ids, and of which belong together."""
+    texts = (*split.image_names, *(split.image_texts or ()), *(split.caption_names or ()), *split.texts)
+    return _checksum(iter([*(text.encode() for text in texts), split.pairs().tobytes()]))
 
 
 def _extract_split(
@@ -146,9 +189,8 @@ def _extract_split(
             write_rows(Path(f"{stem}_boxes.npy"), split.boxes, np.arange(len(split.boxes)))
     if texts is not None:
         batches = by_length(np.array([len(text) for text in split.texts]), TEXT_BATCH_SIZE)
-        _fill(
-            Path(f"{stem}_txt.npy"), len(split.texts), batches, _encoded_texts(split, texts), dtype, position, progress
-        )
+        encoded = _encoded_texts(split.texts, texts)
+        _fill(Path(f"{stem}_txt.npy"), len(split.texts), batches, encoded, dtype, position, progress)
 
 
 def _encoded_images(image_files: ImageFiles, encoder: ImageEncoder) -> Encoded:
@@ -161,9 +203,9 @@ def _encoded_images(image_files: ImageFiles, encoder: ImageEncoder) -> Encoded:
     return run
 
 
-def _encoded_texts(split: Split, encoder: TextEncoder) -> Encoded:
+def _encoded_texts(texts: Sequence[str], encoder: TextEncoder) -> Encoded:
     def run(batches: list[Int[Tensor, " _"]]) -> Iterator[Tensor]:
-        yield from (encoder.encode([split.texts[item] for item in items.tolist()]) for items in batches)
+        yield from (encoder.encode([texts[item] for item in items.tolist()]) for items in batches)
 
     return run
 
@@ -317,7 +359,8 @@ def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    return checksums_of(folder, [file.name for file in folder.iterdir() if file.name not in (MANIFEST, LOCK, PROGRESS)])
+    names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    return checksums_of(folder, sorted(name for name in names if name not in (MANIFEST, LOCK, PROGRESS)))
 
 
 def _short(value: Any) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tercet.data.dataset import DataSet
-from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
+from tercet.data.formats import beir, csv_tsv, folder, json_list, karpathy, parquet, precomp
 from tercet.data.formats.converted import CONVERTED, check_converted
 from tercet.data.formats.from_python import DataLike, read_object
 from tercet.data.scenes import scenes_data_set
@@ -43,6 +43,12 @@ FORMATS = {
     ),
     "parquet": Format(
         parquet.recognise, parquet.read, "Parquet or a local Hugging Face dataset", tuple(parquet.SUFFIXES)
+    ),
+    "beir": Format(
+        beir.recognise, beir.read, "passages and queries: BEIR's corpus.jsonl, queries.jsonl, qrels/", beir.SUFFIXES
+    ),
+    "query-table": Format(
+        csv_tsv.is_query_table, beir.read, "CSV or TSV with the columns query and passage", tuple(csv_tsv.SUFFIXES)
     ),
     "folder": Format(folder.recognise, folder.read, "images, each with a .txt file of captions beside it", ()),
 }
@@ -112,7 +118,7 @@ def all_formats() -> dict[str, Format]:
 def detect_format(path: Path) -> str:
     """The one format that matches; `ValueError` if none or several do."""
     if (path / precomp.MANIFEST).is_file():  # written by `tercet features`
-        return "precomp"
+        return "precomp" if precomp.recognise(path) else "beir"
     matching = _matching(path, FORMATS) or _matching(path, all_formats())
     if len(matching) == 1:
         return matching[0]

@@ -5,6 +5,7 @@ The split comes from a column `split`, or from the file name. A folder of such f
 
 import csv
 import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tercet.data.dataset import DataSet
@@ -14,10 +15,18 @@ from tercet.data.textio import ErrorPolicy, numbered_lines
 SUFFIXES = {".csv", ".tsv"}
 IMAGE_COLUMNS = ("image", "filepath", "filename", "file_name", "file", "path", "image_path", "image_name")
 CAPTION_COLUMNS = ("caption", "text", "title", "sentence", "comment")
+QUERY_COLUMNS = ("query", "question")
+PASSAGE_COLUMNS = ("passage", "context", "document", "answer")
 
 
 def recognise(path: Path) -> bool:
     return any(_columns(file) is not None for file in files_of(path))
+
+
+def is_query_table(path: Path) -> bool:
+    """Whether a file has the columns query and passage: `beir` reads it."""
+    names = header_names(path) if path.is_file() and path.suffix.lower() in SUFFIXES else []
+    return column(names, QUERY_COLUMNS) is not None and column(names, PASSAGE_COLUMNS) is not None
 
 
 def files_of(path: Path) -> list[Path]:
@@ -47,16 +56,25 @@ def _delimiter(header: str) -> str:
 
 def _columns(file: Path) -> tuple[int, int, int | None] | None:
     """The column indices of image, caption and split; None if the header does not name image and caption."""
-    header = _header(file)
-    try:
-        names = [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
-    except csv.Error:
-        return None
-    image = next((names.index(name) for name in IMAGE_COLUMNS if name in names), None)
-    caption = next((names.index(name) for name in CAPTION_COLUMNS if name in names), None)
+    names = header_names(file)
+    image, caption = column(names, IMAGE_COLUMNS), column(names, CAPTION_COLUMNS)
     if image is None or caption is None:
         return None
     return image, caption, names.index("split") if "split" in names else None
+
+
+def header_names(file: Path) -> list[str]:
+    """The cells of the first line, in lower case; none if it is not a row of a table."""
+    header = _header(file)
+    try:
+        return [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
+    except csv.Error:
+        return []
+
+
+def column(names: Sequence[str], known: Sequence[str]) -> int | None:
+    """The index of the first of these names in a header; None if it has none of them."""
+    return next((names.index(name) for name in known if name in names), None)
 
 
 def _read_file(file: Path, builder: DatasetBuilder) -> None:
@@ -65,14 +83,27 @@ def _read_file(file: Path, builder: DatasetBuilder) -> None:
     if columns is None:
         raise ValueError(f"{file}, line 1: expected a header with the columns image and caption, got {header[:80]!r}")
     image, caption, split = columns
-    names = [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)))]
-    for column in (image, caption):
-        if names.count(names[column]) > 1:
-            raise ValueError(f"{file}, line 1: duplicate column {names[column]}")
+    names = header_names(file)
+    for name in (names[image], names[caption]):
+        if names.count(name) > 1:
+            raise ValueError(f"{file}, line 1: duplicate column {name}")
     file_split = split_in_name(file.stem) or DEFAULT_SPLIT
+    rows = table_rows(file, builder.errors)
+    next(rows)
+    for location, row in rows:
+        if len(row) != len(names):
+            builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}")
+            continue
+        builder.add(
+            row[split].strip() if split is not None else file_split, row[image].strip(), [row[caption]], location
+        )
+
+
+def table_rows(file: Path, errors: ErrorPolicy) -> Iterator[tuple[str, list[str]]]:
+    """File and line, and cells of every row that is not empty, the header included."""
     # Lines that are not UTF-8 are reported and replaced by empty ones, so that line numbers stay correct.
-    lines = [text or "" for _, text in numbered_lines(file, builder.errors)]
-    content, delimiter = "\n".join(lines), _delimiter(header)
+    lines = [text or "" for _, text in numbered_lines(file, errors)]
+    content, delimiter = "\n".join(lines), _delimiter(_header(file))
     # In a TSV without quoting, a caption may start with a literal quotation mark.
     unquoted = delimiter == "\t" and not _valid_quoting(content)
     rows = csv.reader(
@@ -82,17 +113,9 @@ def _read_file(file: Path, builder: DatasetBuilder) -> None:
         strict=True,
     )
     try:
-        next(rows)
         for row in rows:
-            location = f"{file}, line {rows.line_num}"
-            if not row:
-                continue  # an empty line
-            if len(row) != len(names):
-                builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}")
-                continue
-            builder.add(
-                row[split].strip() if split is not None else file_split, row[image].strip(), [row[caption]], location
-            )
+            if row:
+                yield f"{file}, line {rows.line_num}", row
     except csv.Error as error:
         raise ValueError(f"{file}, line {rows.line_num}: {error}") from error
 
