@@ -131,7 +131,7 @@ def test_a_rejected_run_gives_the_reason(tmp_path):
         runs=tmp_path / "runs",
     )
     assert [failure.why for failure in result.results.failures] == [
-        "300 captions do not fill --grad-accum-steps 4000 batches"
+        "300 pairs do not fill --grad-accum-steps 4000 batches"
     ] * 2
 
 
