@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "analysis": BASE | {"objectives", "evaluation", "legacy"},
     "runs": BASE,
     "reporting": {"data", "runs"},
+    "exporting": LIBRARY | {"runs"},
     "mining": BASE | {"data", "similarity", "analysis"},
     "training": LIBRARY | {"recipes", "runs", "mining", "reporting"},
     "comparison": LIBRARY | {"runs", "training", "reporting"},
@@ -42,7 +43,7 @@ MAY_IMPORT = {
     "search": LIBRARY | {"runs", "training", "reporting"},
     "serve": LIBRARY | {"runs", "training", "reporting", "search"},
     "integrations": LIBRARY | {"training"},
-    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve"},
+    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "exporting"},
     "api": {"data", "objectives", "training", "comparison"},
     "__main__": {"cli"},
 }

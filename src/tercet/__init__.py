@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tercet.data.dataset import DataSet
     from tercet.data.formats import open_data
     from tercet.evaluation import evaluate, evaluate_embeddings
+    from tercet.exporting import export
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
     from tercet.objectives import Queue, RowObjective, objective
@@ -39,6 +40,7 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_embeddings",
+    "export",
     "integrations",
     "load",
     "load_original",
@@ -69,6 +71,7 @@ _MODULES = {
     "compare": "tercet.api",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
+    "export": "tercet.exporting",
     "integrations": "tercet",
     "load": "tercet.inference",
     "load_original": "tercet.inference",

@@ -16,6 +16,7 @@ from tercet.comparison.plan import (
     PlannedRun,
     PreparedDatasets,
     Variant,
+    batch_notes,
     check_mined_tables,
     common_settings,
     make_variants,
@@ -251,6 +252,8 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     check_protocols(settings, prepared_datasets)
     base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
     check_mined_tables(base_plans.values(), prepared_datasets)
+    for note in batch_notes(common, prepared_datasets):
+        console.print(note, highlight=False, soft_wrap=True)
     make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
     not_tuned = "--no-tune" if settings.no_tune else check_tuning(settings, prepared_datasets)
     plans: dict[str, PlannedRun] = base_plans
@@ -283,6 +286,8 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     models = list(dict.fromkeys(variant.model for variant in variants))
     data = short_name(settings.data) if is_in_memory(settings.data) else Path(settings.data).name
     folder_name = next(iter(prepared_datasets.values())).name
+    if common["data"] != settings.data:  # extracted features: the folder is named by what they were made of
+        folder_name = Path(data).stem
     found = cautions(results, tuned)
     looks = _looks(settings, results, seeds) if settings.until_decided else None
     return Comparison(

@@ -39,6 +39,7 @@ TextQuery = tuple[str, int]
 
 class AppState:
     def __init__(self, indexes: list[Path], runs: Path | None) -> None:
+        self._shared_images: dict[tuple[tuple[str, int], ...], int] = {}
         self.indexes, self.thumbnails = LoadedIndexes(indexes), Thumbnails()
         self.image_workers = WorkerPool(2, 256)
         self.workers = WorkerPool(2, 32)
@@ -67,7 +68,18 @@ class AppState:
         indexes = [self.indexes.get(name) for name in dict.fromkeys(names)]
         if not 2 <= len(indexes) <= MAX_COMPARED_INDEXES:
             raise HTTPException(422, f"a comparison takes from 2 to {MAX_COMPARED_INDEXES} indexes, got {len(indexes)}")
+        if not self.shared_images(indexes):
+            listed = " and ".join(index.name for index in indexes)
+            raise HTTPException(422, f"{listed} have no image in common: make both indexes of the same images")
         return indexes
+
+    def shared_images(self, indexes: Sequence["LoadedIndex"]) -> int:
+        """Number of images that are in all of these indexes."""
+        numbers = [index.searcher.numbers for index in indexes]
+        key = tuple((index.name, len(paths)) for index, paths in zip(indexes, numbers, strict=True))
+        if key not in self._shared_images:
+            self._shared_images[key] = len(set(numbers[0]).intersection(*numbers[1:]))
+        return self._shared_images[key]
 
 
 class UploadLimit:
