@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "recipes": set(),
     "inference": BASE | {"data", "models", "similarity"},
     "legacy": BASE | {"objectives", "evaluation"},
-    "analysis": BASE | {"objectives", "evaluation", "legacy"},
+    "analysis": BASE | {"data", "objectives", "evaluation", "legacy"},
     "runs": BASE,
     "reporting": {"data", "runs"},
     "mining": BASE | {"data", "similarity", "analysis"},

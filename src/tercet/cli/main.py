@@ -152,13 +152,15 @@ def _doctor(settings: Any) -> None:
 
 
 def _data(settings: Any) -> None:
-    from tercet.cli.data import convert, inspect
-    from tercet.data.settings import Inspect
+    from tercet.cli.data import convert, inspect, split
+    from tercet.data.settings import Convert, Inspect
 
     if isinstance(settings, Inspect):
         inspect(settings)
-    else:
+    elif isinstance(settings, Convert):
         convert(settings)
+    else:
+        split(settings)
 
 
 def _features(settings: Any) -> None:
@@ -247,9 +249,10 @@ COMMANDS = {
         "tercet.analysis.reports.settings:AnalyseSettings",
     ),
     "data": Command(
-        "inspect or convert a dataset (CSV, JSON, Parquet, precomputed features, ...)",
+        "inspect, split or convert a dataset (CSV, JSON, Parquet, precomputed features, ...)",
         _data,
-        "inspect=tercet.data.settings:Inspect convert=tercet.data.settings:Convert",
+        "inspect=tercet.data.settings:Inspect split=tercet.data.settings:MakeSplits "
+        "convert=tercet.data.settings:Convert",
     ),
     "features": Command(
         "extract features of a dataset with frozen encoders", _features, "tercet.data.settings:Features"

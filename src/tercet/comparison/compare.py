@@ -16,8 +16,10 @@ from tercet.comparison.plan import (
     PlannedRun,
     PreparedDatasets,
     Variant,
+    before_encoding,
     check_mined_tables,
     common_settings,
+    encodes,
     make_variants,
     plan_run,
     prepare_all,
@@ -41,7 +43,8 @@ from tercet.comparison.settings import CompareSettings, make_settings
 from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, verdict
 from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
 from tercet.console import ConsoleProgress, progress_console, terminal_console
-from tercet.data.dataset import PairedData
+from tercet.data.dataset import DataSet, PairedData
+from tercet.data.formats import open_data
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
 from tercet.inference import load
@@ -50,9 +53,10 @@ from tercet.objectives.registry import spec_of
 from tercet.plugins import find
 from tercet.reporting.output_formats import Table
 from tercet.reporting.svg_figure import Figure
+from tercet.training.automatic_splits import with_splits
 from tercet.training.eval_loop import EmbeddedSplit, encode_split, tiles_of
 from tercet.training.evaluate_run import coco_ids
-from tercet.training.prepare import name_data, run_id_of
+from tercet.training.prepare import name_data, resolve, run_id_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -240,17 +244,14 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         raise ValueError(f"--metric {settings.metric!r} cannot be tested{hint}; allowed: {', '.join(allowed)}")
     variants = make_variants(settings)
     _check_baseline(settings, variants)
-    common = common_settings(settings, prepare_features(settings, console))
-    prepared_datasets = prepare_all(variants, common)
-    runs.make_root(settings.runs)
-    for prepared in prepared_datasets.values():
-        held_out = len(prepared.held_out.images)
-        if held_out < 2:
-            raise ValueError(f"{settings.data}: significance tests need at least 2 held-out images, got {held_out}")
-    check_protocols(settings, prepared_datasets)
-    base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
-    check_mined_tables(base_plans.values(), prepared_datasets)
     make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
+    runs.make_root(settings.runs)
+    data, opened = with_splits(settings.data, settings.runs, images=settings.images, features=settings.features)
+    if encodes(settings):  # what does not need the features is checked before they are computed
+        _plan(settings, variants, data, before_encoding(settings, opened))
+        data = prepare_features(settings, data, opened, console)
+        opened = open_data(data)
+    prepared_datasets, base_plans = _plan(settings, variants, data, opened)
     not_tuned = "--no-tune" if settings.no_tune else check_tuning(settings, prepared_datasets)
     plans: dict[str, PlannedRun] = base_plans
     tuned: dict[str, list[Search]] = {}
@@ -298,6 +299,26 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         embedded,
         protocols,
     )
+
+
+def _plan(
+    settings: CompareSettings, variants: Sequence[Variant], data: str, opened: DataSet
+) -> tuple[PreparedDatasets, dict[str, PlannedRun]]:
+    """The data of every model, and the first run of every variant. Wrong settings and unusable data raise here."""
+    common = common_settings(settings, data)
+    prepared_datasets = prepare_all(variants, common, opened)
+    for prepared in prepared_datasets.values():
+        held_out = len(prepared.held_out.images)
+        if held_out < 2:
+            raise ValueError(f"{settings.data}: significance tests need at least 2 held-out images, got {held_out}")
+    check_protocols(settings, prepared_datasets)
+    plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
+    check_mined_tables(plans.values(), prepared_datasets)
+    for plan in plans.values():
+        resolve(plan.settings)
+        prepared_datasets[plan.variant.model].check_effective(plan.settings)
+    check_tuning(settings, prepared_datasets)
+    return prepared_datasets, plans
 
 
 def _looks(settings: CompareSettings, results: Results, reached: int) -> Looks:

@@ -185,6 +185,7 @@ def subset(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
         caption_features=split.caption_features and split.caption_features.subset(captions),
         boxes=split.boxes and split.boxes.subset(images),
         truth=truth and (lambda i, c: truth(torch.from_numpy(images)[i], torch.from_numpy(captions)[c])),
+        find_images=split.find_images,
     )
 
 

@@ -49,6 +49,28 @@ class Convert:
 
 
 @dataclass(frozen=True)
+class MakeSplits:
+    """Split a dataset by image into train, val and test (80/10/10), with copies and near-duplicates on one side.
+
+    Writes a split file, which can be given to every command in place of the dataset; the dataset is not changed. Equal
+    files, nearly equal pictures, equal captions and captions of nearly the same words stay together.
+    """
+
+    path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """Dataset that `tercet data inspect` can read. If it has splits, they are kept, and only bad images left out."""
+    target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT.json")]]
+    """Split file to write."""
+    seed: int = 0
+    """Another seed gives other splits."""
+    images: Path | None = None
+    """Image folder, if it is not beside the data."""
+    format: str | None = None
+    """Format of the data, if several match: one of `tercet list formats`."""
+    skip_bad: bool = False
+    """Leave out and list invalid items instead of stopping."""
+
+
+@dataclass(frozen=True)
 class Features:
     """Extract features with frozen encoders into a precomp folder with a manifest.
 

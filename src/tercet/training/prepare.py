@@ -125,9 +125,9 @@ class PreparedData:
         return Retriever(self.system, model, self.preprocessor)
 
 
-def prepare_data(settings: TrainSettings) -> PreparedData:
-    """Open the dataset and prepare it for the model of the settings."""
-    data = open_data(settings.data, images=settings.images, features=settings.features)
+def prepare_data(settings: TrainSettings, data: DataSet | None = None) -> PreparedData:
+    """Open the dataset, unless it is open already, and prepare it for the model of the settings."""
+    data = open_data(settings.data, images=settings.images, features=settings.features) if data is None else data
     name = _name_of_data(settings.data, data)
     system, model_settings = preset(settings.model)
     model_settings = model_settings | settings.model_settings

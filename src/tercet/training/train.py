@@ -35,6 +35,7 @@ from tercet.objectives.aoq import AOQ
 from tercet.storage import LOCK, atomic_write, changed_file, checksums_of, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
+from tercet.training.automatic_splits import with_splits
 from tercet.training.checkpoint import newest_state, owned, save_state, state_at
 from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
@@ -129,8 +130,12 @@ class ResolvedRun:
 def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -> ResolvedRun:
     """Raises before any work if a setting is wrong."""
     device = select_device(settings.device)
+    if prepared is None:
+        resolve(settings)  # before the data is opened
+        data, opened = with_splits(settings.data, settings.runs, images=settings.images, features=settings.features)
+        settings = replace(settings, data=data)
+        prepared = prepare_data(settings, opened)
     main, warmup, identity = resolve(settings)
-    prepared = prepare_data(settings) if prepared is None else prepared
     prepared.check_effective(settings)
     run_id = hash_identity(identity, prepared)
     return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id)

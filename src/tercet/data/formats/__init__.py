@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tercet.data.dataset import DataSet
-from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp
+from tercet.data.formats import csv_tsv, folder, json_list, karpathy, parquet, precomp, split_file
 from tercet.data.formats.converted import CONVERTED, check_converted
 from tercet.data.formats.from_python import DataLike, read_object
 from tercet.data.scenes import scenes_data_set
@@ -31,6 +31,7 @@ class Format(NamedTuple):
 
 
 FORMATS = {
+    "split": Format(split_file.recognise, split_file.read, "split file of `tercet data split`", (".json",)),
     "karpathy": Format(
         karpathy.recognise, karpathy.read, "Karpathy's JSON (dataset_coco.json) with a folder of images", (".json",)
     ),
