@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "objectives": BASE,
     "evaluation": BASE,
     "models": BASE | {"similarity", "recipes"},
-    "recipes": set(),
+    "recipes": {"hub"},
     "inference": BASE | {"data", "models", "similarity"},
     "legacy": BASE | {"objectives", "evaluation"},
     "analysis": BASE | {"data", "objectives", "evaluation", "legacy"},

@@ -1,44 +1,23 @@
 """`tercet index` and `tercet search`."""
 
 import json
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tercet.console import ConsoleProgress, printable
-from tercet.data.formats import FORMATS, open_data
-from tercet.data.image_io import SUFFIXES
-from tercet.inference import checksum_of_weights, load
-from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
-from tercet.search.metadata import images_in_dataset, images_in_folder
+from tercet.search.build_index import build_index
+from tercet.search.index import IndexUpdate
 from tercet.search.searcher import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
-from tercet.search.two_stage import check_indexable, encode_for_index
 
 MAX_PRINTED_ERRORS = 5  # unreadable.txt lists all
 
 
 def index(settings: IndexSettings, console: Console) -> IndexUpdate:
-    retriever = load(settings.model)  # before reading any image: a wrong path fails at once
-    check_indexable(retriever)
-    # Absolute, so that the index works from any directory. What is not a path is the name of a generated dataset.
-    source = str(Path(settings.images).resolve()) if Path(settings.images).exists() else settings.images
-    image_files = _image_files(source, settings.image_folder, settings.splits)
-    model = {"path": str(settings.model.resolve()), "system": retriever.system}
-    model["weights"] = checksum_of_weights(settings.model)
     with ConsoleProgress() as progress:
-        update = update_index(
-            settings.out,
-            image_files,
-            lambda images: encode_for_index(retriever, images),
-            model,
-            kind=settings.kind,
-            store=settings.store,
-            source=source,
-            progress=progress,
-        )
+        update = build_index(settings, progress)
     for error in update.unreadable[:MAX_PRINTED_ERRORS]:
         console.print(f"skipped: {error}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if len(update.unreadable) > MAX_PRINTED_ERRORS:
@@ -81,16 +60,3 @@ def results_table(hits: list[Hit]) -> Table:
         row += [hit.item.captions[0] if hit.item.captions else ""] if with_captions else []
         table.add_row(*(Text(printable(cell)) for cell in row))  # Text: brackets are not parsed as markup
     return table
-
-
-def _image_files(source: str, image_folder: Path | None, splits: tuple[str, ...]) -> ImagesToIndex:
-    """Return the images of a dataset, or of a plain folder of images."""
-    folder = Path(source)
-    if folder.is_dir() and not any(data_format.recognise(folder) for data_format in FORMATS.values()):
-        if splits:
-            raise ValueError(f"{folder} is a plain folder of images and has no splits: {', '.join(splits)}")
-        image_files = images_in_folder(folder, image_folder)
-        if not image_files:
-            raise ValueError(f"{folder}: no images found; supported: {', '.join(sorted(SUFFIXES))}")
-        return image_files
-    return images_in_dataset(open_data(source, images=image_folder), splits)

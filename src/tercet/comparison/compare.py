@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from tercet import runs
+from tercet.comparison.baselines import Baseline, baselines_note, find_baselines, with_baselines
 from tercet.comparison.executors import ENTRY_POINTS, EXECUTORS, Executor
 from tercet.comparison.family import Looks, Significance, pairs_table, with_marks
 from tercet.comparison.live_table import LiveTable, TrialsTable
@@ -40,7 +41,7 @@ from tercet.comparison.results import (
     significance_of,
 )
 from tercet.comparison.settings import CompareSettings, make_settings
-from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, verdict
+from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, recommended, verdict
 from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
 from tercet.console import ConsoleProgress, progress_console, terminal_console
 from tercet.data.dataset import DataSet, PairedData
@@ -80,6 +81,8 @@ class Comparison:
     embedded: "EmbeddedRuns"
     protocols: Mapping[str, Results]
     """The same runs, evaluated under named protocols."""
+    baselines: Sequence[Baseline]
+    """What no objective trained: a pretrained model as it is, or a linear baseline."""
 
     def __repr__(self) -> str:
         metric, order = self.settings.metric, self.significance.order
@@ -96,7 +99,8 @@ class Comparison:
         per_protocol = [
             recalls_table(results, order, f"{protocol}, {title}") for protocol, results in self.protocols.items()
         ]
-        return [with_marks(recalls_table(self.results, order, title), marks), *per_protocol, *goal_tables(self.results)]
+        recalls = with_baselines(with_marks(recalls_table(self.results, order, title), marks), self.baselines)
+        return [recalls, *per_protocol, *goal_tables(self.results)]
 
     @property
     def without_claim(self) -> list[str]:
@@ -156,6 +160,7 @@ class Comparison:
             "metric": self.settings.metric,
             "methods": self.methods,
             "results": {name: self._run_documents(name) for name in self.results.names()},
+            "baselines": [baseline.document() for baseline in self.baselines],
             "failures": [asdict(failure) for failure in self.results.failures],
             "cautions": [asdict(caution) for caution in self.cautions],
             "significance": self.significance.to_dict(),
@@ -285,12 +290,19 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     folder_name = next(iter(prepared_datasets.values())).name
     found = cautions(results, tuned)
     looks = _looks(settings, results, seeds) if settings.until_decided else None
+    baselines = find_baselines(base_plans, prepared_datasets) if results.names() else []
+    concluded = verdict(
+        results, significance, settings.metric, found=found, fairness=fairness, tuned=bool(tuned), looks=looks
+    )
+    if baselines:
+        leader = (recommended(significance, found) or list(significance.order))[0]
+        concluded += f" {baselines_note(results, baselines, settings.metric, leader)}"
     return Comparison(
         settings,
         f"{data}, {', '.join(models)}",
         results,
         significance,
-        verdict(results, significance, settings.metric, found=found, fairness=fairness, tuned=bool(tuned), looks=looks),
+        concluded,
         methods(results, significance, settings.metric, data=data, fairness=fairness, found=found, looks=looks),
         found,
         tuned,
@@ -298,6 +310,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         prepared_datasets,
         embedded,
         protocols,
+        baselines,
     )
 
 

@@ -24,6 +24,7 @@ from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
+from tercet.hub import is_pretrained
 from tercet.in_memory import code_in_memory
 from tercet.inference import WEIGHTS, Preprocessor, Retriever, checksum_of_weights, load, tokenize
 from tercet.interfaces import RetrievalModel, SystemSpec
@@ -261,7 +262,7 @@ NOT_HASHED = ("data", "images", "mined")  # paths; the run hash contains the che
 def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
     """Return the objective, the warmup objective, and everything that defines the run, ready for JSON."""
     check_select_metric(settings.select_metric)
-    if settings.model.endswith("-finetuned") and settings.init_from is None:
+    if settings.model.endswith("-finetuned") and settings.init_from is None and not is_pretrained(settings.model):
         raise ValueError(f"{settings.model} is a second stage: --init-from must name the run of the first stage")
     main = objective_for(settings.model, settings.objective, settings.objective_settings)
     warmup = _warmup_objective(settings)
@@ -305,6 +306,8 @@ def hash_identity(identity: dict[str, Any], prepared: PreparedData) -> str:
     for name in CODE_SETTINGS:  # the checksum of a file is part of the hash, its place is not
         if isinstance(hashed.get(name), str) and is_file_name(hashed[name]):
             hashed[name] = Path(hashed[name]).name
+    if is_pretrained(identity["model"]):  # `pretrained` has the checksum of the files in a folder
+        hashed["model"] = Path(identity["model"]).name
     return runs.run_hash(hashed, prepared.checksum)
 
 
