@@ -41,8 +41,9 @@ MAY_IMPORT = {
     "analysis.reports": LIBRARY | {"runs", "training", "comparison", "reporting"},
     "search": LIBRARY | {"runs", "training", "reporting"},
     "serve": LIBRARY | {"runs", "training", "reporting", "search"},
-    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve"},
-    "api": {"data", "objectives", "training", "comparison"},
+    "fit": LIBRARY | {"runs", "training", "comparison", "reporting", "search"},
+    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "fit"},
+    "api": {"data", "objectives", "training", "comparison", "fit"},
     "__main__": {"cli"},
 }
 SUBPARTS = {part for part in MAY_IMPORT if "." in part}

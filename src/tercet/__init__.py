@@ -8,12 +8,13 @@ if TYPE_CHECKING:
     from tercet import objectives, plugins
     from tercet.analysis.cocos import cocos
     from tercet.analysis.gradcheck import CheckReport, check_objective
-    from tercet.api import compare, train
+    from tercet.api import compare, fit, train
     from tercet.comparison.compare import Comparison
     from tercet.comparison.family import Significance, significance
     from tercet.data.dataset import DataSet
     from tercet.data.formats import open_data
     from tercet.evaluation import evaluate, evaluate_embeddings
+    from tercet.fit.run_fit import Fitted
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
     from tercet.objectives import RowObjective, objective
@@ -25,6 +26,7 @@ __all__ = [
     "CheckReport",
     "Comparison",
     "DataSet",
+    "Fitted",
     "Retriever",
     "RowObjective",
     "Searcher",
@@ -36,6 +38,7 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_embeddings",
+    "fit",
     "load",
     "load_original",
     "objective",
@@ -51,6 +54,7 @@ _MODULES = {
     "CheckReport": "tercet.analysis.gradcheck",
     "Comparison": "tercet.comparison.compare",
     "DataSet": "tercet.data.dataset",
+    "Fitted": "tercet.fit.run_fit",
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
     "Searcher": "tercet.search.searcher",
@@ -62,6 +66,7 @@ _MODULES = {
     "compare": "tercet.api",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
+    "fit": "tercet.api",
     "load": "tercet.inference",
     "load_original": "tercet.inference",
     "objective": "tercet.objectives",

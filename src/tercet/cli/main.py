@@ -112,6 +112,13 @@ def _compare(settings: Any) -> None:
         sys.exit(1)  # finished runs were compared, but scripts must notice the failed ones
 
 
+def _fit(settings: Any) -> None:
+    from tercet.console import terminal_console
+    from tercet.fit.run_fit import run_fit
+
+    run_fit(settings, terminal_console(stderr=True)).print()
+
+
 def _train(settings: Any) -> None:
     from tercet.training.train import train_run
 
@@ -223,6 +230,11 @@ def _import(settings: Any) -> None:
 
 
 COMMANDS = {
+    "fit": Command(
+        "from data to a model and a search index, within a budget of time: split, compare, train, evaluate, index",
+        _fit,
+        "tercet.fit.settings:FitSettings",
+    ),
     "compare": Command(
         "train a grid of objectives x seeds and compare retrieval metrics, with significance tests",
         _compare,

@@ -14,10 +14,10 @@ import hashlib
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -27,7 +27,7 @@ from tercet.console import SILENT, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset
 from tercet.data.formats.builder import DEFAULT_SPLIT
-from tercet.data.formats.split_file import KINDS, WHAT, DataSource, SplitSummary, read_summary, some_of
+from tercet.data.formats.split_file import KINDS, WHAT, DataSource, SplitSummary, read_split_file, read_summary, some_of
 from tercet.data.image_io import ImageFiles, ImageSource, content_checksum, open_image
 from tercet.data.text.word_sets import near_duplicate_pairs, words_of
 from tercet.storage import FORMAT_VERSION, atomic_path
@@ -244,7 +244,23 @@ def write_split_file(
         "left_out": sorted(left_out),
         "splits": names,
     }
+    _write(file, content)
+    return read_summary(file)
+
+
+def reduce_split_file(file: Path, target: Path, sizes: Mapping[str, int]) -> Path:
+    """A split file with fewer images of each split, drawn by a hash of the seed and the name; the rest is left out."""
+    content = read_split_file(file)
+    kept = {}
+    for name, images in content["splits"].items():
+        drawn = set(sorted(images, key=lambda image: _order(image, content["seed"] + 1))[: sizes.get(name, 0)])
+        kept[name] = [image for image in images if image in drawn]
+        content["left_out"] = [*content["left_out"], *(image for image in images if image not in drawn)]
+    _write(target, content | {"splits": kept})
+    return target
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(file) as temporary:
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    return read_summary(file)

@@ -50,7 +50,7 @@ def recognise(path: Path) -> bool:
 def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
     from tercet.data.formats import open_data  # it imports this module
 
-    content = _checked(read_json(path), path)
+    content = read_split_file(path)
     source = DataSource(**content["source"])
     data = open_data(
         source.path,
@@ -61,7 +61,9 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
     return apply(data, content["splits"], content["left_out"], path)
 
 
-def _checked(content: Any, path: Path) -> dict[str, Any]:
+def read_split_file(path: Path) -> dict[str, Any]:
+    """The content; `ValueError` if it is not one of a split file."""
+    content = read_json(path)
     valid = isinstance(content, dict) and content.get("what") == WHAT
     if valid:
         check_format(content.get("format_version"), path)
@@ -140,16 +142,16 @@ def _kinds(kinds: Sequence[str]) -> str:
 
 def is_made_of(path: Path, source: DataSource, seed: int) -> bool:
     """Whether this split file was made of this data with this seed."""
-    content = _checked(read_json(path), path)
+    content = read_split_file(path)
     return DataSource(**content["source"]) == source and content["seed"] == seed
 
 
 def read_skipped(path: Path) -> list[str]:
     """The messages of what could not be read."""
-    return [str(message) for message in _checked(read_json(path), path)["skipped"]]
+    return [str(message) for message in read_split_file(path)["skipped"]]
 
 
 def read_summary(path: Path) -> SplitSummary:
-    content = _checked(read_json(path), path)
+    content = read_split_file(path)
     sizes = {name: len(images) for name, images in content["splits"].items()}
     return SplitSummary(sizes, len(content["left_out"]), content["together"], content["apart"], content["seed"])
