@@ -41,9 +41,9 @@ MAY_IMPORT = {
     "analysis.reports": LIBRARY | {"runs", "training", "comparison", "reporting"},
     "search": LIBRARY | {"runs", "training", "reporting"},
     "serve": LIBRARY | {"runs", "training", "reporting", "search"},
-    "fit": LIBRARY | {"runs", "training", "comparison", "reporting", "search"},
-    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "fit"},
-    "api": {"data", "objectives", "training", "comparison", "fit"},
+    "fitting": LIBRARY | {"runs", "training", "comparison", "reporting", "search"},
+    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "fitting"},
+    "api": {"data", "objectives", "training", "comparison", "fitting"},
     "__main__": {"cli"},
 }
 SUBPARTS = {part for part in MAY_IMPORT if "." in part}

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tercet.comparison.settings import COMMAND_LINE_ONLY, CompareSettings
-from tercet.fit.settings import FitSettings
+from tercet.fitting.settings import FitSettings
 from tercet.training.settings import TrainSettings
 
 TARGET = Path(__file__).parents[1] / "src" / "tercet" / "api.py"
@@ -55,7 +55,7 @@ from tercet.objectives.registry import ObjectiveLike
 
 if TYPE_CHECKING:
     from tercet.comparison.compare import Comparison
-    from tercet.fit.run_fit import Fitted
+    from tercet.fitting.run_fit import Fitted
     from tercet.training.trained import Trained
 
 P = ParamSpec("P")
@@ -196,7 +196,7 @@ def make() -> str:
     fit = function(
         "fit",
         FitSettings,
-        "tercet.fit.run_fit:fit_with",
+        "tercet.fitting.run_fit:fit_with",
         "Fitted",
         "`tercet fit` as a function; returns the model, its metrics, the comparison and the index.",
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tercet.data.dataset import DataSet
     from tercet.data.formats import open_data
     from tercet.evaluation import evaluate, evaluate_embeddings
-    from tercet.fit.run_fit import Fitted
+    from tercet.fitting.run_fit import Fitted
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
     from tercet.objectives import RowObjective, objective
@@ -54,7 +54,7 @@ _MODULES = {
     "CheckReport": "tercet.analysis.gradcheck",
     "Comparison": "tercet.comparison.compare",
     "DataSet": "tercet.data.dataset",
-    "Fitted": "tercet.fit.run_fit",
+    "Fitted": "tercet.fitting.run_fit",
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
     "Searcher": "tercet.search.searcher",

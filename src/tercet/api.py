@@ -16,7 +16,7 @@ from tercet.objectives.registry import ObjectiveLike
 
 if TYPE_CHECKING:
     from tercet.comparison.compare import Comparison
-    from tercet.fit.run_fit import Fitted
+    from tercet.fitting.run_fit import Fitted
     from tercet.training.trained import Trained
 
 P = ParamSpec("P")
@@ -318,7 +318,7 @@ def compare(
     raise AssertionError("`only_given` calls another function in its place")
 
 
-@only_given("tercet.fit.run_fit:fit_with")
+@only_given("tercet.fitting.run_fit:fit_with")
 def fit(
     data: DataLike = "scenes",
     *,

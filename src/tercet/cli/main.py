@@ -114,7 +114,7 @@ def _compare(settings: Any) -> None:
 
 def _fit(settings: Any) -> None:
     from tercet.console import terminal_console
-    from tercet.fit.run_fit import run_fit
+    from tercet.fitting.run_fit import run_fit
 
     run_fit(settings, terminal_console(stderr=True)).print()
 
@@ -233,7 +233,7 @@ COMMANDS = {
     "fit": Command(
         "from data to a model and a search index, within a budget of time: split, compare, train, evaluate, index",
         _fit,
-        "tercet.fit.settings:FitSettings",
+        "tercet.fitting.settings:FitSettings",
     ),
     "compare": Command(
         "train a grid of objectives x seeds and compare retrieval metrics, with significance tests",

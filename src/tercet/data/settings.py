@@ -53,7 +53,7 @@ class MakeSplits:
     """Split a dataset by image into train, val and test (80/10/10), with copies and near-duplicates on one side.
 
     Writes a split file, which can be given to every command in place of the dataset; the dataset is not changed. Equal
-    files, nearly equal pictures, equal captions and captions of nearly the same words stay together.
+    files, nearly equal images, equal captions and captions of nearly the same words stay together.
     """
 
     path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]

@@ -1,9 +1,9 @@
 """Splits for data without any: by image, with copies and near-duplicates on one side.
 
-Images are linked if their files are equal, if their pictures are nearly equal, if they have an equal caption, or
+Images are linked if their files are equal, if their thumbnails are nearly equal, if they have an equal caption, or
 captions with nearly the same words. Images that are linked, also through others, stay together: a test image is never
-in training under another name, and no test caption was trained on. If so many are linked that no test split of that
-size can be made, the weakest kind of link is given up, and the result says so.
+in training under another name, and no test caption was trained on. If too many are linked for a test split of that
+size, the weakest kind of link is given up, and the result says so.
 
 Groups are ordered by a hash of the seed and of the smallest name in them, and fill test and validation as far as they
 fit. So the splits depend on the seed and the images alone, not on the order of rows, and a few more images move only a
@@ -27,7 +27,15 @@ from tercet.console import SILENT, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset
 from tercet.data.formats.builder import DEFAULT_SPLIT
-from tercet.data.formats.split_file import KINDS, WHAT, DataSource, SplitSummary, read_split_file, read_summary, some_of
+from tercet.data.formats.split_file import (
+    KINDS,
+    WHAT,
+    DataSource,
+    SplitFileSummary,
+    read_split_file,
+    read_summary,
+    some_of,
+)
 from tercet.data.image_io import ImageFiles, ImageSource, content_checksum, open_image
 from tercet.data.text.word_sets import near_duplicate_pairs, words_of
 from tercet.storage import FORMAT_VERSION, atomic_path
@@ -36,9 +44,9 @@ HELD_OUT = {"test": 0.1, "val": 0.1}  # shares of the images; training gets the 
 MIN_IMAGES = 10
 MIN_HELD_OUT = 2  # images: significance tests need as many
 THUMBNAIL_SIDE = 16
-SAME_PICTURE = 0.98  # correlation of two grey thumbnails from which two pictures count as one
+SAME_IMAGE = 0.98  # correlation of two grey thumbnails from which two images count as one
 BLOCK = 2048  # thumbnails compared at once
-MAX_COMPARED = 200_000  # pictures: the comparison of all pairs of more would take hours
+MAX_COMPARED = 200_000  # images: the comparison of all pairs of more would take hours
 
 Link = tuple[int, int]
 Grey = Float[np.ndarray, " pixel"]
@@ -48,13 +56,13 @@ class Links(NamedTuple):
     """Pairs of images that belong on one side, by kind, the strongest first."""
 
     equal_files: Sequence[Link]
-    equal_pictures: Sequence[Link]
+    equal_images: Sequence[Link]
     equal_captions: Sequence[Link]
     near_captions: Sequence[Link]
 
 
 class Decoded(NamedTuple):
-    """What a split needs to know of an image: a checksum of its file, and its picture as a small grey one."""
+    """What a split needs to know of an image: a checksum of its file, and a small grey thumbnail."""
 
     checksum: bytes
     thumbnail: Grey
@@ -126,7 +134,7 @@ def find_links(split: Split, decoded: Sequence[Decoded] | None) -> Links:
     near = near_duplicate_pairs([words_of(text) for text in distinct])
     return Links(
         _equal(zip(checksums, range(len(checksums)), strict=True)),
-        list(equal_pictures(np.stack(thumbnails))) if 0 < len(thumbnails) <= MAX_COMPARED else [],
+        list(equal_images(np.stack(thumbnails))) if 0 < len(thumbnails) <= MAX_COMPARED else [],
         _equal((text, owner) for text, images in texts.items() for owner in images),
         _between((texts[distinct[one]][0], texts[distinct[other]][0]) for one, other in near),
     )
@@ -142,14 +150,14 @@ def _between(links: Iterable[Link]) -> list[Link]:
     return [(one, other) for one, other in links if one != other]
 
 
-def equal_pictures(thumbnails: Float[np.ndarray, "image pixel"]) -> Iterator[Link]:
-    """Pairs of pictures whose grey thumbnails correlate; a picture of one color equals no other."""
+def equal_images(thumbnails: Float[np.ndarray, "image pixel"]) -> Iterator[Link]:
+    """Pairs of images whose grey thumbnails correlate; an image of one color equals no other."""
     centered = thumbnails - thumbnails.mean(axis=1, keepdims=True)
     norms = np.linalg.norm(centered, axis=1, keepdims=True)
     normalized = np.divide(centered, norms, out=np.zeros_like(centered), where=norms > thumbnails.shape[1] ** 0.5)
     for start in range(0, len(normalized), BLOCK):
         rows = normalized[start : start + BLOCK]
-        for row, column in np.argwhere(rows @ normalized[start:].T >= SAME_PICTURE).tolist():
+        for row, column in np.argwhere(rows @ normalized[start:].T >= SAME_IMAGE).tolist():
             if row < column:
                 yield start + row, start + column
 
@@ -191,7 +199,7 @@ def _decoded(source: ImageSource) -> Decoded | ValueError:
 
 
 def thumbnail(image: Image.Image) -> Grey:
-    """The brightness of a picture, warped to a small square."""
+    """The brightness of an image, warped to a small square."""
     small = image.convert("L").resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX)
     return np.asarray(small, dtype=np.float32).ravel()
 
@@ -203,7 +211,7 @@ def write_split_file(
     seed: int = 0,
     progress: Progress = SILENT,
     remedy: str = "",
-) -> SplitSummary:
+) -> SplitFileSummary:
     """Decode the images of a dataset and write its split file.
 
     Data with splits keeps them; then only unreadable images are left out. `ValueError` in one line that names

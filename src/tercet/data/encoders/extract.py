@@ -18,7 +18,7 @@ from torch import Tensor
 from tercet.console import SILENT, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset, without_bad_features
-from tercet.data.encoders.registry import ImageEncoder, TextEncoder
+from tercet.data.encoders.registry import FolderEncoder, ImageEncoder, TextEncoder
 from tercet.data.formats.precomp import (
     MANIFEST,
     PRECOMP_SPLIT_NAMES,
@@ -68,7 +68,16 @@ def encoders_of(path: Path) -> Encoders:
     content = features_manifest(path) if (path / MANIFEST).is_file() else {}
     images, texts = (_about(content, key) for key in ("image_encoder", "text_encoder"))
     grid = str(images.get("output", "")).startswith(("grid", "81 cells"))
-    return Encoders((_name(images), grid), _name(texts))
+    folders = _about(content, SOURCE)
+    return Encoders(
+        (_folder(folders.get("image_encoder")) or _name(images), grid),
+        _folder(folders.get("text_encoder")) or _name(texts),
+    )
+
+
+def _folder(path: Any) -> str | None:
+    """The folder of an encoder, if it is still there."""
+    return path if isinstance(path, str) and Path(path).is_dir() else None
 
 
 def _about(content: Any, key: str) -> dict[str, Any]:
@@ -104,7 +113,7 @@ def extract(
         raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
     data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
     manifest = _manifest(data, images, texts, dtype)
-    source = {SOURCE: _source(data, image_folder)}
+    source = {SOURCE: _source(data, image_folder, images, texts)}
     if target.exists():
         _check_manifest(manifest, target)
         check_features(target)
@@ -283,13 +292,17 @@ def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | N
     }
 
 
-def _source(data: DataSet, image_folder: Path | None) -> dict[str, str | None]:
-    """Where the dataset is, so that reports can show its images."""
+def _source(
+    data: DataSet, image_folder: Path | None, images: ImageEncoder | None, texts: TextEncoder | None
+) -> dict[str, str | None]:
+    """Where the dataset is, so that reports can show its images; and encoders that have a folder, to embed others."""
     generated = not data.path.exists()
     return {
         "path": str(data.path if generated else data.path.resolve()),
         "format": None if generated else data.format,
         "images": None if image_folder is None else str(image_folder.resolve()),
+        "image_encoder": images.folder if isinstance(images, FolderEncoder) else None,
+        "text_encoder": texts.folder if isinstance(texts, FolderEncoder) else None,
     }
 
 

@@ -25,7 +25,7 @@ WHAT = "tercet split"
 LISTED = 5  # images that a message names
 KINDS = {
     "equal_files": "equal files",
-    "equal_pictures": "nearly equal pictures",
+    "equal_images": "nearly equal images",
     "equal_captions": "equal captions",
     "near_captions": "captions of nearly the same words",
 }
@@ -114,7 +114,7 @@ def checksum(data: DataSet, seed: int) -> str:
 
 
 @dataclass(frozen=True)
-class SplitSummary:
+class SplitFileSummary:
     """What a split file was made of, and a line that says it."""
 
     sizes: dict[str, int]
@@ -151,7 +151,7 @@ def read_skipped(path: Path) -> list[str]:
     return [str(message) for message in read_split_file(path)["skipped"]]
 
 
-def read_summary(path: Path) -> SplitSummary:
+def read_summary(path: Path) -> SplitFileSummary:
     content = read_split_file(path)
     sizes = {name: len(images) for name, images in content["splits"].items()}
-    return SplitSummary(sizes, len(content["left_out"]), content["together"], content["apart"], content["seed"])
+    return SplitFileSummary(sizes, len(content["left_out"]), content["together"], content["apart"], content["seed"])

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from tercet.data.dataset import Split
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
 from tercet.data.image_io import ImageFiles, open_image
-from tercet.fit.budget import FEATURES, MAX_BATCH, WHOLE, Measured
+from tercet.fitting.budget import FEATURES, MAX_BATCH, WHOLE, Measured
 from tercet.inference import Retriever
+from tercet.interfaces import RetrievalModel
 from tercet.models import build
 from tercet.objectives import objective
 
@@ -69,7 +70,7 @@ def _whole_step(split: Split, whole: Retriever) -> float:
     return _step(whole.model, pixels, lambda: whole.model.encode_captions(ids, lengths))
 
 
-def _step(model: Any, images: torch.Tensor, encode_captions: Callable[[], torch.Tensor]) -> float:
+def _step(model: RetrievalModel, images: torch.Tensor, encode_captions: Callable[[], torch.Tensor]) -> float:
     """One update."""
     train, optimizer = objective("nt-xent"), torch.optim.AdamW(model.parameters(), lr=0.0)
     model.train()

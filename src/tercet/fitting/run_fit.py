@@ -29,9 +29,9 @@ from tercet.data.encoders.registry import ImageEncoder, TextEncoder, image_encod
 from tercet.data.formats import open_data
 from tercet.data.formats.split_file import DataSource, checksum, read_skipped, read_summary, some_of
 from tercet.data.splitting import reduce_split_file, write_split_file
-from tercet.fit.budget import WHOLE, Plan, make_plan
-from tercet.fit.measure import Sizes, measure
-from tercet.fit.settings import FitSettings, make_fit_settings
+from tercet.fitting.budget import WHOLE, Plan, make_plan
+from tercet.fitting.measure import Sizes, measure
+from tercet.fitting.settings import FitSettings, make_fit_settings
 from tercet.hub import cached_dual_encoders
 from tercet.inference import Preprocessor, Retriever, load
 from tercet.names import is_in_memory
@@ -196,14 +196,14 @@ class _Fit:
                 "OUT.json`, then give OUT.json"
             )
         has_images = all(split.image_files is not None for split in opened.splits.values())
+        if settings.model is not None and not has_images:
+            raise ValueError(f"{settings.data} has no image files, and {settings.model} reads images")
         encodes = has_images and any(
             split.features is None or split.caption_features is None for split in opened.splits.values()
         )
         model = settings.model
         if model is None and encodes:
             model = next(iter(cached_dual_encoders()), None)
-        if model is not None and not has_images:
-            raise ValueError(f"{settings.data} has no image files, and {model} reads images")
         whole = None if model is None else load(model)
         images, texts = self._encoders(model) if encodes else (None, None)
         measured, sizes = measure(train, images, texts, whole)

@@ -34,7 +34,7 @@ class Measured(NamedTuple):
 
 class Level(NamedTuple):
     objectives: int | None
-    """The first so many; None for all."""
+    """Number of the first ones; None for all."""
     tuned: bool
     seeds: int
     shortened: float = 1.0
