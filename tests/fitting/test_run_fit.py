@@ -63,7 +63,8 @@ def test_what_is_wrong_is_said_before_any_work(tmp_path):
     for arguments, message in (
         (["scenes:60", "--objectives", "nt-xnet"], "did you mean nt-xent"),
         (["missing.csv"], "missing.csv: no such file or folder"),
-        (["scenes:60", "--model", "some/model"], "has no image files, and some/model reads images"),
+        (["missing.csv", "--model", "some/model"], "neither a folder here nor in the local cache"),
+        (["missing.csv", "--model", "vsepp"], "--model vsepp: neither a folder of a CLIP or SigLIP"),
     ):
         failed = command("fit", *arguments, "--runs", tmp_path / "runs")
         assert failed.returncode == 2

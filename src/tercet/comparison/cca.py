@@ -1,4 +1,4 @@
-"""Regularised canonical correlation analysis in closed form, as heads: the best linear baseline on frozen features.
+"""Regularised canonical correlation analysis in closed form, as heads: a linear baseline on frozen features.
 
 With covariances C of the training pairs, C_xx^(-1/2) C_xy C_yy^(-1/2) = U diag(r) V^T. Images are projected to
 sqrt(r) * U^T C_xx^(-1/2) (x - mean), captions likewise with V, so that before normalization the similarity of a pair is

@@ -32,7 +32,7 @@ from tercet.data.splitting import reduce_split_file, write_split_file
 from tercet.fitting.budget import WHOLE, Plan, make_plan
 from tercet.fitting.measure import Sizes, measure
 from tercet.fitting.settings import FitSettings, make_fit_settings
-from tercet.hub import cached_dual_encoders
+from tercet.hub import DUAL_ENCODERS, cached_dual_encoders, is_pretrained, pretrained_config
 from tercet.inference import Preprocessor, Retriever, load
 from tercet.names import is_in_memory
 from tercet.objectives.registry import spec_of
@@ -111,6 +111,8 @@ def fit_with(given: Mapping[str, Any]) -> Fitted:
 def run_fit(settings: FitSettings, console: Console) -> Fitted:
     """All stages; what was done before is not done again."""
     make_variants(CompareSettings(objectives=settings.objectives))  # wrong names fail before anything is read
+    if settings.model is not None:
+        _check_model(settings.model)
     runs.make_root(settings.runs)
     opened = open_data(settings.data, images=settings.images, skip_bad=True)
     if opened.skipped and not settings.skip_bad:
@@ -121,6 +123,15 @@ def run_fit(settings: FitSettings, console: Console) -> Fitted:
     folder.mkdir(exist_ok=True)
     with exclusive_lock(folder):
         return _Fit(settings, folder, console).run(opened)
+
+
+def _check_model(name: str) -> None:
+    """Raise within seconds if there is no such model, without reading its weights."""
+    if not is_pretrained(name):
+        raise ValueError(f"--model {name}: neither a folder of a CLIP or SigLIP of Hugging Face nor a name on the hub")
+    kind = str(pretrained_config(name).model_type)
+    if kind not in DUAL_ENCODERS:
+        raise ValueError(f"--model {name} is a {kind}: it must be one of {', '.join(DUAL_ENCODERS)}")
 
 
 def _identity(settings: FitSettings, opened: DataSet) -> str:
