@@ -324,7 +324,7 @@ def fit(
     *,
     model: str | None = None,
     minutes: float = 10.0,
-    objectives: ObjectiveLike | Sequence[ObjectiveLike] = ("con/sig", "nt-xent", "triplet-sh"),
+    objectives: ObjectiveLike | Sequence[ObjectiveLike] = ("nt-xent", "triplet-sh", "con/sig"),
     image_encoder: str = "efficientnet-lite2",
     text_encoder: str = "minilm",
     images: str | Path | None = None,
@@ -342,7 +342,7 @@ def fit(
         model (str | None, default None): Folder or hub name of a CLIP or SigLIP: fine-tuned if the budget allows, else
             with heads on its features. None: one in the local cache of the hub, or else the encoders below.
         minutes (float, default 10.0): Budget of time, for everything.
-        objectives (ObjectiveLike | Sequence[ObjectiveLike], default ("con/sig", "nt-xent", "triplet-sh")): Objectives,
+        objectives (ObjectiveLike | Sequence[ObjectiveLike], default ("nt-xent", "triplet-sh", "con/sig")): Objectives,
             each as in `tercet.train`, or all; settings may follow: nt-xent:temperature=0.05.
         image_encoder (str, default "efficientnet-lite2"): Frozen image encoder, without a CLIP or SigLIP.
         text_encoder (str, default "minilm"): Frozen text encoder, without a CLIP or SigLIP.

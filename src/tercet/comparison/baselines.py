@@ -1,8 +1,9 @@
 """What training has to beat: rows of a comparison that no objective trained.
 
 `untrained` is a pretrained dual encoder as it is (zero-shot), also as features of which heads are trained. `cca` is the
-linear projection of frozen features that correlates most, in closed form. Each is a model like any other: it is saved beside the runs,
-and can be evaluated, indexed and loaded. They are not part of the family of tests between the objectives.
+linear projection of frozen features that correlates most, in closed form. Each is a model like any other: it is saved
+beside the runs, and can be evaluated, indexed and loaded. They are not part of the family of tests between the
+objectives.
 """
 
 from collections.abc import Mapping, Sequence

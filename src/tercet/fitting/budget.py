@@ -16,7 +16,7 @@ MIN_IMAGES = 20  # per split that is reduced
 TUNING_EPOCHS = 5 / 6 + 2 / 2  # that tuning of a rate takes, in units of a run: screening and finals
 RUN_SECONDS = 2.0  # that a run takes besides its steps
 RUNS_OF_TUNING = 7
-HEADS_STEPS, HEADS_EPOCHS = 1000, (12, 60)  # steps of a run, as far as the number of epochs stays in this range
+HEADS_STEPS, HEADS_EPOCHS = 1000, (12, 30)  # steps of a run, as far as the number of epochs stays in this range
 MAX_BATCH = {FEATURES: 128, WHOLE: 32}
 
 

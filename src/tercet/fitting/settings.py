@@ -10,7 +10,7 @@ import tyro
 from tercet.names import coerce, suggest
 from tercet.training.settings import Names
 
-SHORT_LIST = ("con/sig", "nt-xent", "triplet-sh")
+SHORT_LIST = ("nt-xent", "triplet-sh", "con/sig")
 
 
 @dataclass(frozen=True)
