@@ -7,7 +7,7 @@ LINKS := $(firstword $(UV_FIND_LINKS) $(PIP_FIND_LINKS) $(shell $(PYTHON) -m pip
 UV_INSTALL = UV_FIND_LINKS="$(LINKS)" $(VENV)/bin/uv pip install -q --compile-bytecode --python $(VENV)/bin/python
 INSTALL = $(UV_INSTALL) -c constraints.txt
 
-.PHONY: demo test test-all lint api audit
+.PHONY: demo test test-all test-integrations test-open-clip lint api audit
 demo: $(VENV)/.package
 	$(VENV)/bin/tercet compare
 
@@ -16,6 +16,19 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	TERCET_TESTS=full $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(MAKE) test-integrations VENV=$(VENV)-integrations
+	$(MAKE) test-open-clip VENV=$(VENV)-open-clip
+
+# Tests against the real packages of other trainers, each set in an environment of its own; elsewhere they are skipped.
+test-integrations: VENV = .venv-integrations
+test-integrations:
+	$(MAKE) VENV=$(VENV) $(VENV)/.integrations
+	$(VENV)/bin/python -m pytest -rs tests/integrations
+
+test-open-clip: VENV = .venv-open-clip
+test-open-clip:
+	$(MAKE) VENV=$(VENV) $(VENV)/.open-clip
+	$(VENV)/bin/python -m pytest -rs tests/integrations/test_adapters.py tests/integrations/test_open_clip.py
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
@@ -45,3 +58,13 @@ $(VENV)/.dev: pyproject.toml constraints.txt requirements-weights.txt | $(VENV)/
 	# The report is tested in a real browser; where none can be installed, those tests say so and are left out.
 	command -v chromium >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1 || true
 	@touch $@ $(VENV)/.package
+
+$(VENV)/.integrations: pyproject.toml constraints.txt | $(VENV)/bin/uv
+	$(INSTALL) -e '.[dev-integrations]'
+	@touch $@
+
+# torchvision without its dependencies: another build of torch must not come with it.
+$(VENV)/.open-clip: pyproject.toml constraints.txt | $(VENV)/bin/uv
+	$(INSTALL) -e '.[hf]' beartype ftfy pandas pytest regex tqdm webdataset
+	$(INSTALL) --no-deps open-clip-torch timm torchvision
+	@touch $@

@@ -101,6 +101,13 @@ def test_a_finished_run_without_checksums_is_refused(run):
             read(run)
 
 
+def test_deeply_nested_lines_with_forged_checksums_are_one_line(run):
+    (run / "metrics.jsonl").write_bytes(b"[" * 100_000)
+    record_again(run / runs.MACHINE)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is damaged"):
+        runs.read_lines(run)
+
+
 def test_damaged_ranks_with_forged_checksums_are_one_line(run):
     """Damage inside a compressed array raises zlib.error in numpy."""
     original, seen = (run / "ranks.npz").read_bytes(), set()
@@ -155,6 +162,21 @@ def test_an_index_manifest_without_a_field_is_one_line(index, missing):
 def test_a_generation_outside_the_index_is_refused(index):
     forge(index / "index.json", generation="../elsewhere")
     with pytest.raises(ValueError, match=r"index\.json is damaged"):
+        open_index(index)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x93NUMPY", "items.jsonl: not index items"),
+        (b"[" * 100_000 + b"\n", "items.jsonl, line 1: not an index item"),
+    ],
+)
+def test_forged_items_are_one_line(index, content, message):
+    items = index / "generation_000001" / "items.jsonl"
+    items.write_bytes(content)
+    record_again(index / "index.json", items.parent)
+    with pytest.raises(ValueError, match=message):
         open_index(index)
 
 

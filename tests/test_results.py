@@ -24,6 +24,9 @@ def test_a_page_is_generated_from_its_lines(name):
     module = make_module()
     assert (RESULTS / f"{name}.md").read_text() == module.PAGES[name](module.read(name))
     for line in module.read(name):
+        if name == "hosts":  # measurements of other packages, not runs
+            assert line["version"]
+            continue
         assert "/" not in line["settings"]["data"]
         assert len(line["ranks"]) == 16
         json.dumps(line)

@@ -3,6 +3,7 @@
 python docs/results/make.py collect goal runs/*_f8k_*     # run folders -> goal.jsonl
 python docs/results/make.py collect flickr8k --section heads runs/*_f8k_*    # replace one section of that page
 python docs/results/make.py collect cocos --judgments judgments runs/*_f8k_*   # with human judgments
+python docs/results/hosts.py HOST ...                     # what other trainers do to a gradient -> hosts.jsonl
 python docs/results/make.py write                         # every .jsonl -> its .md
 """
 
@@ -22,6 +23,8 @@ import aoq  # noqa: E402 - in the same folder
 import cocos  # noqa: E402
 import doctor  # noqa: E402
 import flickr8k  # noqa: E402
+import hosts  # noqa: E402
+import waist  # noqa: E402
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
@@ -273,13 +276,19 @@ def aoq_page(lines: list[dict]) -> str:
     return f"{aoq.page(lines)}\n{runs_note(lines, 'aoq')}\n"
 
 
+def waist_page(lines: list[dict]) -> str:
+    return f"{waist.page(lines)}\n{runs_note(lines, 'waist')}\n"
+
+
 PAGES = {
     "aoq": aoq_page,
     "cocos": cocos_page,
     "doctor": doctor_page,
     "flickr8k": flickr8k.page,
     "goal": goal,
+    "hosts": hosts.page,
     "systems": systems,
+    "waist": waist_page,
 }
 
 
@@ -287,7 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     collect = commands.add_parser("collect")
-    collect.add_argument("page", choices=PAGES)
+    collect.add_argument("page", choices=[name for name in PAGES if name != "hosts"])
     collect.add_argument("runs", nargs="+", type=Path)
     collect.add_argument("--section", choices=flickr8k.SECTIONS)
     collect.add_argument("--judgments", type=Path, help="for cocos: folder of the human judgments of Flickr8k")
@@ -306,6 +315,8 @@ def main() -> None:
         collected = [line_of(run) for run in arguments.runs]
         if arguments.page == "aoq":
             collected = [aoq.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
+        if arguments.page == "waist":
+            collected = [waist.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
         if arguments.page == "doctor":
             collected = [doctor.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
         if arguments.page == "cocos":

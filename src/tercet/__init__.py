@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from tercet.names import lazy_exports
 
 if TYPE_CHECKING:
-    from tercet import objectives, plugins
+    from tercet import integrations, objectives, plugins
     from tercet.analysis.cocos import cocos
     from tercet.analysis.gradcheck import CheckReport, check_objective
     from tercet.api import compare, fit, train
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from tercet.fitting.run_fit import Fitted
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
-    from tercet.objectives import RowObjective, objective
+    from tercet.objectives import Queue, RowObjective, objective
     from tercet.search.searcher import Searcher
     from tercet.training.trained import Trained
+    from tercet.training.watch import Watcher, watch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "Comparison",
     "DataSet",
     "Fitted",
+    "Queue",
     "Retriever",
     "RowObjective",
     "Searcher",
     "Significance",
     "Trained",
+    "Watcher",
     "build",
     "check_objective",
     "cocos",
@@ -39,6 +42,7 @@ __all__ = [
     "evaluate",
     "evaluate_embeddings",
     "fit",
+    "integrations",
     "load",
     "load_original",
     "objective",
@@ -47,6 +51,7 @@ __all__ = [
     "plugins",
     "significance",
     "train",
+    "watch",
 ]
 
 # Module of each public name, imported on first use: `import tercet` and `tercet --help` must not import torch.
@@ -55,11 +60,13 @@ _MODULES = {
     "Comparison": "tercet.comparison.compare",
     "DataSet": "tercet.data.dataset",
     "Fitted": "tercet.fitting.run_fit",
+    "Queue": "tercet.objectives",
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
     "Searcher": "tercet.search.searcher",
     "Significance": "tercet.comparison.family",
     "Trained": "tercet.training.trained",
+    "Watcher": "tercet.training.watch",
     "build": "tercet.models",
     "check_objective": "tercet.analysis.gradcheck",
     "cocos": "tercet.analysis.cocos",
@@ -67,6 +74,7 @@ _MODULES = {
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
     "fit": "tercet.api",
+    "integrations": "tercet",
     "load": "tercet.inference",
     "load_original": "tercet.inference",
     "objective": "tercet.objectives",
@@ -75,6 +83,7 @@ _MODULES = {
     "plugins": "tercet",
     "significance": "tercet.comparison.family",
     "train": "tercet.api",
+    "watch": "tercet.training.watch",
 }
 
 

@@ -45,7 +45,7 @@ from tercet.storage import (
     sha256_of,
     write_manifest,
 )
-from tercet.types import Similarity
+from tercet.types import IMAGE_TEXT, SIDES, Sides, Similarity
 
 CONFIG, WEIGHTS, VOCABULARY, TOKENIZER = "config.json", "weights.safetensors", "vocabulary.json", "tokenizer"
 TEXT_BATCH_SIZE, IMAGE_BATCH_SIZE = 512, 64
@@ -63,7 +63,9 @@ class Preprocessor:
     """For models on frozen features: name of the caption encoder."""
     pixels: TransformSettings | None = None
     image_encoder: str | None = None
+    """For models on frozen features: name of the image encoder; if both sides are texts, of a text encoder."""
     grid: bool = False
+    sides: Sides = IMAGE_TEXT
 
 
 class Retriever(nn.Module):
@@ -77,6 +79,11 @@ class Retriever(nn.Module):
         self.model = model
         self._image_encoder: ImageEncoder | None = None
         self._text_encoder: TextEncoder | None = None
+        self._passage_encoder: TextEncoder | None = None
+
+    @property
+    def sides(self) -> Sides:
+        return self.preprocessor.sides
 
     @property
     def dot_product(self) -> bool:
@@ -102,19 +109,45 @@ class Retriever(nn.Module):
         if self.preprocessor.text_encoder is not None:
             self._text_encoder = self._text_encoder or text_encoder(self.preprocessor.text_encoder)
             return self._in_batches(lambda batch: (self._text_encoder.encode(batch), None), texts, self.encode_captions)
+        return self._embed_tokens(texts, self.encode_captions)
+
+    def _embed_tokens(self, texts: Sequence[str], encode: Any) -> Tensor:
         tokens = self._tokens(texts)
         batch_size = self.model.eval_batch_size if isinstance(self.model, CaptionBatchSize) else TEXT_BATCH_SIZE
         batches = by_length(tokens.lengths(), batch_size)
-        encoded = _concat([self.encode_captions(*self._to_device(*tokens.take(batch))) for batch in batches])
+        encoded = _concat([encode(*self._to_device(*tokens.take(batch))) for batch in batches])
         return encoded[torch.cat(batches).argsort()]
+
+    @torch.inference_mode()
+    def embed_passages(self, passages: Sequence[str]) -> Tensor:
+        """Return one row per passage, in their order, for a model of two texts; `embed_texts` takes the queries."""
+        if not self.sides.image_is_text:
+            raise ValueError(f"this {self.system} model takes images: write embed_images([path])")
+        with _evaluation_mode(self.model):
+            _check_texts(passages)
+            if self.preprocessor.image_encoder is None:
+                return self._embed_tokens(passages, self.encode_images)
+            encoder = self._passage_encoder = self._passage_encoder or text_encoder(self.preprocessor.image_encoder)
+            return self._in_batches(lambda batch: (encoder.encode(batch), None), passages, self.encode_images)
 
     @torch.inference_mode()
     def embed_images(self, images: Sequence[str | Path | Image.Image]) -> Tensor:
         """Return one row per image (a path or a PIL image), in their order."""
         if isinstance(images, (str, Path, Image.Image)):
             raise ValueError("embed_images takes a list of images, got a single image: write embed_images([image])")
+        if self.sides.image_is_text:
+            raise ValueError(
+                f"this {self.system} model compares {self.sides.captions} with {self.sides.images}: "
+                "write embed_passages([text])"
+            )
         with _evaluation_mode(self.model):
             return self._in_batches(self._preprocess, images, self.encode_images)
+
+    @torch.inference_mode()
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Return one row per image, from what the model's image encoder made of them."""
+        with _evaluation_mode(self.model):
+            return self._in_batches(lambda batch: (batch, None), features, self.encode_images)
 
     def preprocess_images(self, images: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
         """Return the inputs of `encode_images`, on the model's device."""
@@ -128,7 +161,7 @@ class Retriever(nn.Module):
         assert lengths is not None
         return ids, lengths
 
-    def _in_batches(self, preprocess: Any, items: Sequence[Any], encode: Any) -> Tensor:
+    def _in_batches(self, preprocess: Any, items: Sequence[Any] | Tensor, encode: Any) -> Tensor:
         batches = [items[start : start + IMAGE_BATCH_SIZE] for start in range(0, len(items), IMAGE_BATCH_SIZE)]
         if not batches:
             raise ValueError("nothing to embed: the list is empty")
@@ -173,7 +206,8 @@ class Retriever(nn.Module):
     def write_description(self, folder: Path, *, with_checksums: bool = False) -> None:
         """Write everything but the weights. A run adds the checksums when it is finished, a saved model now."""
         preprocessor = asdict(replace(self.preprocessor, vocabulary=None)) | {
-            "vocabulary": self.preprocessor.vocabulary is not None
+            "vocabulary": self.preprocessor.vocabulary is not None,
+            "sides": self.sides.kind,
         }
         if self.preprocessor.vocabulary is not None:
             self.preprocessor.vocabulary.save(folder / VOCABULARY)
@@ -254,7 +288,9 @@ def load(path: str | Path) -> Retriever:
     if is_pretrained(str(path)):
         return load_pretrained(str(path))
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
+        raise ValueError(
+            f"{folder}: not a saved model: {_what_it_is(folder)}expected a folder with {CONFIG} and {WEIGHTS}"
+        )
     content = checked_manifest(read_json(folder / CONFIG), folder / CONFIG, REMEDY)
     _check_files(folder, content)
     system = content.get("system")
@@ -273,6 +309,16 @@ def load_pretrained(name: str) -> Retriever:
     """A CLIP or SigLIP of Hugging Face with its weights, its tokenizer and its image preprocessing."""
     model = build("clip", clip=name)
     return Retriever("clip", model, Preprocessor(tokenizer=name, pixels=pretrained_transform(name))).eval()
+
+
+def _what_it_is(folder: Path) -> str:
+    """What was given in place of a model, as far as it is known."""
+    if not folder.exists():
+        return "no such folder; "
+    kinds = {"index.json": "a search index", "features.json": "a dataset of features"}
+    if folder.is_file():
+        return "it is a file; "
+    return next((f"it is {kind}; " for name, kind in kinds.items() if (folder / name).is_file()), "")
 
 
 def _check_files(folder: Path, config: dict[str, Any]) -> None:
@@ -304,6 +350,7 @@ def _build(folder: Path, content: Any, shapes: Shapes) -> tuple[RetrievalModel, 
             raise ValueError(f"{VOCABULARY} has {len(vocabulary)} words, the model {model.settings.vocab_size}")
     if preprocessor["tokenizer"] is not None:
         preprocessor["tokenizer"] = str(folder / TOKENIZER)
+    preprocessor["sides"] = SIDES[preprocessor.get("sides", IMAGE_TEXT.kind)]
     if preprocessor["pixels"] is not None:
         pixels = preprocessor["pixels"]
         preprocessor["pixels"] = TransformSettings(**pixels | {name: tuple(pixels[name]) for name in ("mean", "std")})

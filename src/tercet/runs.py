@@ -42,8 +42,10 @@ from tercet.storage import (
     write_json,
     write_manifest,
 )
+from tercet.types import IMAGE_TEXT, SIDES, Sides
 
 SETTINGS, METRICS, RANKS = "settings.json", "metrics.jsonl", "ranks.npz"
+MODEL = "config.json"  # as `tercet.inference` writes it
 STATE, TENSORBOARD, LOG, EVALUATION, COMPARISON = (
     "state",
     "tensorboard",
@@ -265,7 +267,7 @@ def read_lines(run: Path) -> list[dict[str, Any]]:
     content = _read(run, METRICS)
     try:
         return [dict(json.loads(line)) for line in content.decode("utf-8").splitlines()]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{run / METRICS} is damaged or missing: {_remedy(run)}") from error
 
 
@@ -275,9 +277,9 @@ def read_lines_so_far(run: Path) -> list[dict[str, Any]]:
     Other damaged lines are skipped too: these lines are shown, not evaluated.
     """
     lines = []
-    for line in _read(run, METRICS).decode("utf-8").split("\n")[:-1]:
-        with suppress(ValueError, TypeError):
-            lines.append(dict(json.loads(line)))
+    for line in _read(run, METRICS).split(b"\n")[:-1]:
+        with suppress(ValueError, TypeError, RecursionError):
+            lines.append(without_nan(dict(json.loads(line))))
     return lines
 
 
@@ -324,6 +326,15 @@ def read_triplets(run: Path) -> dict[int, dict[str, list[float | None]]]:
 def read_machine(run: Path) -> dict[str, Any]:
     """Return how and where a run was made. Every reader of a finished run calls this: it checks the format version."""
     return checked_manifest(_read_json(run / MACHINE, run), run / MACHINE, _remedy(run))
+
+
+def read_sides(run: Path) -> Sides:
+    """Return what the two sides of its data are called, from the description of its model."""
+    if not (run / MODEL).is_file():
+        return IMAGE_TEXT
+    preprocessor = _parsed(_read(run, MODEL), run / MODEL, run).get("preprocessor")
+    kind = preprocessor.get("sides") if isinstance(preprocessor, dict) else None
+    return SIDES.get(str(kind), IMAGE_TEXT)
 
 
 def read_settings(run: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,16 @@ from PIL import Image
 from rich.console import Console
 
 import tercet
-from tercet.comparison.live_table import LiveTable
-from tercet.comparison.plan import PlannedRun
+from tercet import runs
+from tercet.comparison.compare import _execute
+from tercet.comparison.executors.local import LocalExecutor, _train
+from tercet.comparison.live_table import LiveTable, TrialsTable
+from tercet.comparison.plan import PlannedRun, Variant
 from tercet.comparison.results import Results
+from tercet.comparison.settings import CompareSettings
+from tercet.console import RunProgress
 from tercet.training.mine_run import mine_table
+from tercet.training.prepare import prepare_data, run_id_of
 from tercet.training.settings import MineSettings, train_settings
 from tests.commands import tercet as command
 
@@ -177,6 +184,35 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path):
     )
     assert done.stdout.count("script") == 1
     assert "failed" not in done.stderr
+
+
+def trial_of(folder):
+    settings = {"data": "scenes:60", "objective": "nt-xent", "epochs": 1, "batch_size": 50, "runs": folder}
+    settings |= {"model_settings": {"embed_dim": 8}}
+    return PlannedRun(Variant("nt-xent", "nt-xent"), train_settings(settings))
+
+
+def test_a_trial_in_a_process_that_opens_the_data_itself_is_not_evaluated_on_test(tmp_path):
+    """A spawned process, which has several threads, shares no data with its parent."""
+    plan, ended = trial_of(tmp_path), []
+    _train([plan], None, [RunProgress()], lambda number, result: ended.append(result.folder), tested=False)
+    (folder,) = ended
+    assert '"test"' not in (folder / "metrics.jsonl").read_text()
+    validation_only = replace(prepare_data(plan.settings), test=None)
+    assert runs.find_run(tmp_path, run_id_of(plan.settings, validation_only)) == folder  # it is found again
+
+
+@pytest.mark.slow
+def test_a_single_trial_that_is_left_resumes_in_a_process_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    plan = trial_of(tmp_path)
+    datasets = {"heads": replace(prepare_data(plan.settings), test=None)}
+    live = TrialsTable(Console(stderr=True), 1)
+    _execute([plan], CompareSettings(), datasets, LocalExecutor(datasets), live)
+    (folder,) = live.folders.values()
+    assert '"test"' not in (folder / "metrics.jsonl").read_text()
+    assert runs.read_machine(folder)["threads"] == 2
+    assert runs.find_run(tmp_path, run_id_of(plan.settings, datasets["heads"])) == folder
 
 
 def test_more_seeds_until_it_is_decided(tmp_path, monkeypatch):

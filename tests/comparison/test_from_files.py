@@ -2,7 +2,9 @@
 
 import csv
 import json
+import pickle
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from tercet.cli.main import main
 from tercet.comparison.from_files import read_values
 from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions
+from tests.checksums import flip_bit
 from tests.comparison.written_results import make_results, ranks_of, write_run
 
 
@@ -100,6 +103,14 @@ def test_wrong_files_are_one_line(tmp_path, values, capsys, monkeypatch):
     np.savez("objects.npz", e=np.array([{}], dtype=object))
     shutil.copy("good.npz", "copy.npz")
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    np.savez_compressed("damaged.npz", **values)
+    with zipfile.ZipFile("damaged.npz") as archive:
+        first = archive.infolist()[0]
+    flip_bit(tmp_path / "damaged.npz", first.header_offset + 60 + len(first.filename), bit=6)  # of the compressed data
+    with zipfile.ZipFile("huge.npz", "w") as archive:
+        header = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000), }".ljust(117) + "\n"
+        archive.writestr("a.npy", b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode())
+    (tmp_path / "pickle.npz").write_bytes(pickle.dumps([0]))
     (tmp_path / "columns.csv").write_text("name,seed,image,value\n")
     (tmp_path / "number.csv").write_text("objective,seed,image,value\na,0,0,1\na,0,1,x\n")
     (tmp_path / "hole.csv").write_text("objective,seed,image,value\na,0,0,1\na,0,1,1\nb,0,0,1\n")
@@ -111,6 +122,12 @@ def test_wrong_files_are_one_line(tmp_path, values, capsys, monkeypatch):
         (("half.npz",), "half.npz: ranks need the arrays image, caption, i2t_rank, t2i_rank; there is no caption"),
         (("objects.npz",), "objects.npz is not an .npz file of arrays of numbers"),
         (("broken.npz",), "broken.npz is not an .npz file"),
+        (("damaged.npz",), "damaged.npz is not an .npz file of arrays of numbers"),
+        (("huge.npz",), "huge.npz is not an .npz file of arrays of numbers"),
+        (
+            ("pickle.npz",),
+            "pickle.npz is not an .npz file of arrays of numbers: it contains pickled objects, which are",
+        ),
         (("missing.npz",), "missing.npz"),
         (("columns.csv",), "columns.csv: line 1 must have the columns objective, seed, image, value"),
         (("number.csv",), "number.csv: line 3: could not convert"),

@@ -11,8 +11,8 @@ import pytest
 
 import tercet
 from tercet import runs
-from tercet.comparison.executors.local import STACK_SIZE, make_jobs
-from tercet.comparison.plan import PlannedRun, Variant
+from tercet.comparison.executors.local import STACK_SIZE, make_jobs, threads_of
+from tercet.comparison.plan import PlannedRun, Variant, planned_together
 from tercet.training.settings import train_settings
 from tercet.training.train import Loop
 from tests.training.test_train import assert_same_run
@@ -52,6 +52,27 @@ def test_runs_are_stacked_unless_it_is_turned_off(tmp_path):
     again = tercet.compare(**GRID, runs=tmp_path / "separate")
     assert set(stacked_steps(tmp_path / "separate").values()) == {0}
     assert again.document() == separate.document()
+
+
+def test_a_resumed_run_gets_the_threads_that_it_began_with():
+    base = PlannedRun(Variant("x", "nt-xent"), train_settings({}))
+    planned = planned_together(
+        [replace(base, settings=replace(base.settings, seed=n)) for n in range(4)], {}, stack=False
+    )
+    assert [threads_of(planned[:left], 2, 2) for left in (4, 2, 1)] == [1, 1, 1]
+    assert threads_of(planned_together([base], {}, stack=False), 2, 2) == 2
+    assert threads_of(planned, 1, 2) == 2
+
+
+def test_leftovers_of_a_run_that_was_killed_at_its_end_are_removed(tmp_path):
+    tercet.compare(**GRID, runs=tmp_path)
+    folder = runs.run_folders(tmp_path)[0]
+    (folder / runs.STATE).mkdir()
+    for name in (".lock", ".machine.json.123.tmp"):
+        (folder / name).write_text("")
+    tercet.compare(**GRID, runs=tmp_path)
+    assert not (folder / runs.STATE).exists()
+    assert not list(folder.glob(".*"))
 
 
 def test_one_run_alone_is_not_a_stack(tmp_path):

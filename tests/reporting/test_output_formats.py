@@ -166,7 +166,7 @@ def test_names_of_images_stay_inside_their_attribute():
     scene_split = scenes("test", 3).as_split("global")
     split = replace(scene_split, image_names=(f"1{SCRIPT}", *scene_split.image_names[1:]))
     model = build("heads", image_dim=3, caption_dim=3)  # only its similarity is used
-    embedded = EmbeddedSplit("<i>", model, torch.eye(3), torch.eye(3)[split.owners], torch.from_numpy(split.owners))
+    embedded = EmbeddedSplit("<i>", model, torch.eye(3), torch.eye(3)[split.owners], torch.from_numpy(split.pairs()))
     shown = page_example(example([embedded], "i2t", 0, 2), split, similarities=True)
     block = macro("example(shown)", shown=shown)
     assert_escaped(block)

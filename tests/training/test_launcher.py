@@ -56,3 +56,37 @@ def test_a_rank_stops_as_on_sigterm_if_its_launcher_is_killed():
     launcher = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
     assert launcher.returncode == -signal.SIGKILL
     assert launcher.stdout == f"{int(signal.SIGTERM)}\n"
+
+
+PEER = """
+import os, signal, sys
+from tercet.training import runtime
+try:
+    with runtime.distributed_run("cpu"):
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        runtime.barrier()
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_whose_peer_is_killed_ends_with_one_line():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PEER],
+            env=os.environ | address | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    (left, errors), _ = [rank.communicate(timeout=120) for rank in ranks]
+    assert left.startswith("rank 0 stopped because another process of the run has ended"), errors
+    assert len(left.splitlines()) == 1
+    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL]

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from tercet.objectives import objective as objective_of
 from tercet.objectives.aoq import AOQ, MinedEmbeddings
-from tercet.objectives.inputs import as_rows, is_distributed, positives_from_ids
+from tercet.objectives.inputs import BatchFacts, as_rows, is_distributed, positives_from_ids
 from tercet.objectives.streaming.autograd import streamed_scalar
 from tercet.objectives.streaming.tiles import EmbeddedBatch
 
@@ -33,6 +34,7 @@ FINITE_DIFFERENCES = 1e-6
 FLOAT32 = 1e-4
 TINY = 1e-300  # avoids 0 / 0
 UNAVAILABLE = "not available"
+TAKES = ("embeddings", "scale", "scale and bias", "labels")
 ZERO_GRADIENT = "the gradient is zero everywhere on a batch with hard negatives"
 
 
@@ -44,12 +46,16 @@ class Check:
     error: float | None
     tolerance: float
     note: str
+    advice: bool = False
+    """Not a fault of the objective, but of a loop that does not know."""
 
     @property
     def passed(self) -> bool:
-        return self.error is None or self.error <= self.tolerance
+        return self.advice or self.error is None or self.error <= self.tolerance
 
     def __str__(self) -> str:
+        if self.advice and self.note:
+            return f"  note  {self.name:<24} {self.note}"
         if self.error is None:
             return f"  --    {self.name:<24} not checked: {self.note}"
         if self.passed:
@@ -92,37 +98,59 @@ class CheckReport:
 def check_objective(subject: Any, *, takes: str | None = None, processes: bool = True) -> CheckReport:
     """Check that an objective delivers the gradient that it claims, on every path to the embeddings.
 
-    `subject` is whatever `tercet.objective` accepts, an object with the methods of an objective, or, with
-    `takes="embeddings"`, any callable (images, captions) -> scalar loss, where row i of both is a pair.
+    `subject` is whatever `tercet.objective` accepts, an object with the methods of an objective, or, with `takes`, any
+    loss, where row i of both sides is a pair:
+
+    - `"embeddings"`: `loss(images, captions)`; it may return a dict, whose values are added
+    - `"scale"`, `"scale and bias"`: `loss(images, captions, scale)` and `loss(images, captions, scale, bias)` with
+      learned factors, as `ClipLoss` and `SigLipLoss` of open_clip
+    - `"labels"`: `loss(embeddings, labels, ref_emb=..., ref_labels=...)`, as in pytorch-metric-learning
+
     `processes=False` skips the check with two processes, which takes a few seconds.
     """
-    if takes not in (None, "embeddings"):
-        raise ValueError(f"takes must be None or 'embeddings', got {takes!r}")
+    if takes not in (None, *TAKES):
+        raise ValueError(f"takes must be None or {', '.join(map(repr, TAKES))}, got {takes!r}")
     if is_distributed():
         raise ValueError("check_objective starts its own processes: call it outside torch.distributed")
-    has_ids = takes is None
-    if has_ids and not hasattr(subject, "pair_gradient"):
-        subject = objective_of(subject)
+    if takes is not None:
+        from tercet.analysis.loss_check import check_loss
+
+        return _report(subject, lambda: check_loss(subject, takes, processes), "5 pairs, in float64 and in float32")
+    if not hasattr(subject, "pair_gradient"):
+        try:
+            subject = objective_of(subject)
+        except ValueError as error:
+            if "changes between calls" not in str(error):
+                raise
+            return CheckReport(_name(subject), (Check("repeatable", math.inf, 0.0, str(error)),))
     if isinstance(subject, AOQ):
         subject = _WithMined(subject)
-    name = str(getattr(subject, "name", getattr(subject, "__name__", type(subject).__name__)))
+    report = _report(subject, lambda: _check_pair_gradient(subject), "5 images x 12 captions with several positives")
+    if report.failed == ["runs"]:
+        return report
+    two = _two_processes(subject) if processes else Check("two processes", None, EXACT, "skipped")
+    return CheckReport(report.objective, (*report.checks, two))
+
+
+def _report(subject: Any, checks: Callable[[], list[Check]], batch: str) -> CheckReport:
     try:
-        checks = _check_pair_gradient(subject) if has_ids else _check_loss(subject)
+        return CheckReport(_name(subject), tuple(checks()))
     except Exception as error:
-        batch = "5 images x 12 captions with several positives" if has_ids else "5 pairs, in float64 and in float32"
         reason = f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        return CheckReport(name, (Check("runs", math.inf, 0.0, f"{reason} on {batch}"),))
-    checks.append(_two_processes(subject, has_ids) if processes else Check("two processes", None, EXACT, "skipped"))
-    return CheckReport(name, tuple(checks))
+        return CheckReport(_name(subject), (Check("runs", math.inf, 0.0, f"{reason} on {batch}"),))
 
 
-class _Batch:
-    """Five images with one to four similar captions each, in float64; `paired`: one caption per image."""
+def _name(subject: Any) -> str:
+    return str(getattr(subject, "name", getattr(subject, "__name__", type(subject).__name__)))
 
-    def __init__(self, paired: bool = False) -> None:
+
+class CheckBatch:
+    """Five images with one to four similar captions each, in float64."""
+
+    def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
         self.image_ids = torch.tensor([3, 1, 4, 7, 5])
-        self.caption_ids = self.image_ids if paired else torch.tensor([3, 1, 4, 7, 5, 3, 3, 1, 4, 4, 3, 7])
+        self.caption_ids = torch.tensor([3, 1, 4, 7, 5, 3, 3, 1, 4, 4, 3, 7])
         owners = (self.image_ids[None, :] == self.caption_ids[:, None]).int().argmax(dim=1)
         images = torch.randn(5, 4, generator=generator, dtype=torch.float64)
         noise = torch.randn(len(owners), 4, generator=generator, dtype=torch.float64)
@@ -140,7 +168,7 @@ class _WithMined:
 
     def __init__(self, objective: AOQ) -> None:
         self.objective, self.name, self.has_value = objective, objective.name, objective.has_value
-        self.batch = _Batch()
+        self.batch = CheckBatch()
         generator = torch.Generator().manual_seed(2)
         pairs = int(self.batch.positives.sum())
         embeddings = torch.randn(2, pairs, 2, 4, generator=generator, dtype=torch.float64)
@@ -178,16 +206,18 @@ class _WithMined:
 
 
 def _check_pair_gradient(subject: Any) -> list[Check]:
-    batch = _Batch()
+    batch = CheckBatch()
+    if getattr(subject, "asks", None):
+        subject = subject.given(BatchFacts(batch.image_ids, batch.caption_ids, batch.images, batch.captions, 0))
     claimed = subject.pair_gradient(batch.similarity, batch.positives)
     checks = []
     if getattr(subject, "has_value", False):
         s = batch.similarity.clone().requires_grad_()
         (by_autograd,) = torch.autograd.grad(subject.value(s, batch.positives), s)
-        by_differences = _finite_differences(lambda s: subject.value(s, batch.positives), batch.similarity)
+        by_differences = finite_differences(lambda s: subject.value(s, batch.positives), batch.similarity)
         checks += [
-            _compare("autograd of value", {"S": claimed}, {"S": by_autograd}, EXACT),
-            _compare("finite differences", {"S": claimed}, {"S": by_differences}, FINITE_DIFFERENCES),
+            compare("autograd of value", {"S": claimed}, {"S": by_autograd}, EXACT),
+            compare("finite differences", {"S": claimed}, {"S": by_differences}, FINITE_DIFFERENCES),
         ]
     else:
         no_value = "it has no value to differentiate"
@@ -199,45 +229,28 @@ def _check_pair_gradient(subject: Any) -> list[Check]:
         products = {name: product + subject.products()[name] for name, product in products.items()}
     expected = {"scalar": delivered["scalar"], **products}
     checks += [
-        _compare("delivered to embeddings", delivered, expected, EXACT, "is a term missing or duplicated?"),
+        compare("delivered to embeddings", delivered, expected, EXACT, "is a term missing or duplicated?"),
         _upstream(lambda x, y: subject(x, y, **batch.ids()), batch),
     ]
     if isinstance(subject, _WithMined):
         one_tile = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
-        checks.append(_compare("streamed", one_tile, expected, EXACT, "in one tile"))
+        checks.append(compare("streamed", one_tile, expected, EXACT, "in one tile"))
     elif getattr(subject, "can_stream", False):
         one_tile = _delivered(lambda x, y: subject(x, y, streamed=True, **batch.ids()), batch)
         ids = batch.image_ids, batch.caption_ids
         many_tiles = _delivered(lambda x, y: streamed_scalar(subject, EmbeddedBatch(x, y, ids), tile_size=3), batch)
         checks += [
-            _compare("streamed", one_tile, expected, EXACT, "in one tile"),
-            _compare("streamed in tiles", many_tiles, expected, EXACT, "in tiles of 3 x 3"),
+            compare("streamed", one_tile, expected, EXACT, "in one tile"),
+            compare("streamed in tiles", many_tiles, expected, EXACT, "in tiles of 3 x 3"),
         ]
     else:
         checks.append(Check("streamed", None, EXACT, "it needs the dense similarity"))
     in_float32 = subject.pair_gradient(batch.similarity.float(), batch.positives).double()
-    checks.append(_compare("float32", {"S": in_float32}, {"S": claimed}, FLOAT32))
+    checks.append(compare("float32", {"S": in_float32}, {"S": claimed}, FLOAT32))
     return checks
 
 
-def _check_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> list[Check]:
-    batch = _Batch(paired=True)
-    delivered = _delivered(loss, batch)
-    if not any(delivered[name].any() for name in ("images", "captions")):
-        return [Check("not zero", math.inf, 0.0, ZERO_GRADIENT)]
-    by_differences = {
-        "images": _finite_differences(lambda x: loss(x, batch.captions), batch.images),
-        "captions": _finite_differences(lambda y: loss(batch.images, y), batch.captions),
-    }
-    in_float32 = _delivered(lambda x, y: loss(x.float(), y.float()), batch)
-    return [
-        _compare("finite differences", delivered, by_differences, FINITE_DIFFERENCES),
-        _upstream(loss, batch),
-        _compare("float32", in_float32, delivered, FLOAT32),
-    ]
-
-
-def _delivered(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch, upstream: float = 1.0) -> dict[str, Tensor]:
+def _delivered(call: Callable[[Tensor, Tensor], Tensor], batch: CheckBatch, upstream: float = 1.0) -> dict[str, Tensor]:
     """The scalar, and the gradients that backward delivers to the embeddings."""
     images, captions = batch.images.clone().requires_grad_(), batch.captions.clone().requires_grad_()
     scalar = upstream * call(images, captions)
@@ -248,14 +261,14 @@ def _delivered(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch, upstream
     return delivered
 
 
-def _upstream(call: Callable[[Tensor, Tensor], Tensor], batch: _Batch) -> Check:
+def _upstream(call: Callable[[Tensor, Tensor], Tensor], batch: CheckBatch) -> Check:
     """Loss scaling, gradient accumulation and loss weights reach an objective only as upstream gradient."""
     expected = {name: 3.5 * gradient for name, gradient in _delivered(call, batch).items()}
     hint = "3.5 x the scalar must deliver 3.5 x the gradient: does backward ignore the upstream gradient?"
-    return _compare("upstream gradient", _delivered(call, batch, upstream=3.5), expected, EXACT, hint)
+    return compare("upstream gradient", _delivered(call, batch, upstream=3.5), expected, EXACT, hint)
 
 
-def _sign(claimed: Tensor, batch: _Batch) -> Check:
+def _sign(claimed: Tensor, batch: CheckBatch) -> Check:
     """A small step along -G must increase the mean similarity of positives relative to that of negatives."""
     if not claimed.any():
         return Check("sign", math.inf, 0.0, ZERO_GRADIENT)
@@ -267,34 +280,40 @@ def _sign(claimed: Tensor, batch: _Batch) -> Check:
     return Check("sign", error, 0.0, f"{changes}: is the sign wrong?")
 
 
-def _two_processes(call: Any, has_ids: bool) -> Check:
-    batch = _Batch(paired=not has_ids)
-    result = gradients_of_two_processes(call, batch.images, batch.captions, batch.ids() if has_ids else None)
+def _two_processes(call: Any) -> Check:
+    batch = CheckBatch()
+    result = gradients_of_two_processes(call, batch.images, batch.captions, batch.ids())
     if isinstance(result, str):
         return Check("two processes", None if result.startswith(UNAVAILABLE) else float("inf"), EXACT, result)
     hint = "averaged over ranks, as in DDP, compared with one process on the whole batch"
-    return _compare("two processes", *result, EXACT, hint)
+    return compare("two processes", *result, EXACT, hint)
 
 
-def _finite_differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
+def finite_differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
     """Gradient by central differences, entry by entry."""
     gradient = torch.zeros_like(at)
     with torch.no_grad():
-        for index in torch.cartesian_prod(*(torch.arange(size) for size in at.shape)).tolist():
+        for index in product(*map(range, at.shape)):  # one empty index for a number
             change = torch.zeros_like(at)
-            change[tuple(index)] = step
-            gradient[tuple(index)] = (function(at + change) - function(at - change)) / (2 * step)
+            change[index] = step
+            gradient[index] = (function(at + change) - function(at - change)) / (2 * step)
     return gradient
 
 
-def _compare(
-    name: str, actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, hint: str = ""
+def compare(
+    name: str,
+    actual: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    tolerance: float,
+    hint: str = "",
+    *,
+    floor: float = TINY,
 ) -> Check:
-    """The largest difference, relative to the largest entry of its tensor, and its position."""
+    """The largest difference, relative to the largest entry of its tensor or to `floor`, and its position."""
     worst, note = 0.0, ""
     for tensor_name, reference in expected.items():
         found = actual[tensor_name]
-        largest = max(reference.abs().max().item(), found.abs().max().item(), TINY)
+        largest = max(reference.abs().max().item(), found.abs().max().item(), floor)
         error = (found.double() - reference.double()).abs() / largest
         error = torch.where(error.isnan(), torch.inf, error)
         if error.numel() and error.max() > worst:
@@ -309,7 +328,7 @@ def _compare(
 
 
 def gradients_of_two_processes(
-    call: Any, images: Tensor, captions: Tensor, ids: dict[str, Tensor] | None
+    call: Any, images: Tensor, captions: Tensor, ids: dict[str, Tensor] | None, cut: int = RANK_0_SIZES["images"]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]] | str:
     """Gradients of two linear encoders: (averaged over two ranks, of one process), or why they are missing."""
     if not dist.is_available() or not dist.is_gloo_available():
@@ -321,7 +340,7 @@ def gradients_of_two_processes(
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        shards = _split(images, captions, ids)
+        shards = _split(images, captions, ids, cut)
         ranks = [
             context.Process(target=_run_rank, args=(rank, call, shards[rank], folder), daemon=True) for rank in range(2)
         ]
@@ -353,9 +372,15 @@ def _grad(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def _split(images: Tensor, captions: Tensor, ids: dict[str, Tensor] | None) -> list[tuple[Any, Any, Any]]:
-    """(images, captions, ids) of each rank, of unequal size."""
-    cut_images, cut_captions = RANK_0_SIZES["images"], RANK_0_SIZES["captions"] if ids else RANK_0_SIZES["images"]
+def mean_of_shards(call: Any, images: Tensor, captions: Tensor, cut: int) -> dict[str, Tensor]:
+    """The mean over ranks of the gradient of the rows of each, alone."""
+    alone = [_gradients(call, *shard) for shard in _split(images, captions, None, cut)]
+    return {name: sum(gradients[name] for gradients in alone) / len(alone) for name in alone[0]}  # type: ignore[misc]
+
+
+def _split(images: Tensor, captions: Tensor, ids: dict[str, Tensor] | None, cut: int) -> list[tuple[Any, Any, Any]]:
+    """(images, captions, ids) of each rank, the first with `cut` images."""
+    cut_images, cut_captions = cut, RANK_0_SIZES["captions"] if ids else cut
     image_ids, caption_ids = (ids or {}).get("image_ids"), (ids or {}).get("caption_ids")
     first: Any = None
     second: Any = None

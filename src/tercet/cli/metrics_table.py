@@ -9,7 +9,8 @@ from tercet.training.trained import metrics_table
 
 def print_evaluation(result: EvaluationResult, console: Console, *, legacy: bool) -> None:
     metrics = result.evaluation.metrics
-    console.print(metrics_table(metrics, f"{result.title}, rsum {metrics['rsum']:.1f}").terminal())
+    title = f"{result.title}, rsum {metrics['rsum']:.1f}"
+    console.print(metrics_table(metrics, title, result.sides).terminal())
     protocol_metrics = [name for name in metrics if name.startswith(("eccv_", "cxc_")) and not name.endswith("queries")]
     for name in protocol_metrics:
         console.print(f"{name} {metrics[name]:.4g}", highlight=False)

@@ -33,10 +33,11 @@ class Covariances(NamedTuple):
 
 def covariances(data: PairedData) -> Covariances:
     """One pass over the pairs. Regions and words are averaged, which is exact for a linear projection."""
-    count, sums = len(data.owners), None
-    for captions in torch.arange(count).split(BLOCK):
-        y = _vectors(data.captions, captions)
-        x = _vectors(data.images, data.owners[captions])
+    pairs = data.pairs
+    count, sums = len(pairs), None
+    for block_of_pairs in pairs.split(BLOCK):
+        x = _vectors(data.images, block_of_pairs[:, 0])
+        y = _vectors(data.captions, block_of_pairs[:, 1])
         block = (x.sum(axis=0), y.sum(axis=0), x.T @ x, y.T @ y, x.T @ y)
         sums = block if sums is None else tuple(total + part for total, part in zip(sums, block, strict=True))
     assert sums is not None

@@ -23,10 +23,10 @@ from tercet.comparison.plan import (
     encodes,
     make_variants,
     plan_run,
+    planned_together,
     prepare_all,
     prepare_features,
     with_seed,
-    with_stacks,
 )
 from tercet.comparison.results import (
     Failure,
@@ -43,9 +43,10 @@ from tercet.comparison.results import (
 from tercet.comparison.settings import CompareSettings, make_settings
 from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, recommended, verdict
 from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
-from tercet.console import ConsoleProgress, progress_console, terminal_console
+from tercet.console import ConsoleProgress, print_skipped, progress_console, terminal_console
 from tercet.data.dataset import DataSet, PairedData
 from tercet.data.formats import open_data
+from tercet.data.formats.columns import Columns
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
 from tercet.inference import load
@@ -224,7 +225,7 @@ class EmbeddedRuns:
         if run.folder in self._cached:
             return self._cached[run.folder]
         model, data = load(run.folder).model.eval(), self.data(name)
-        embedded = EmbeddedSplit(name, model, *encode_split(model, data), data.owners)
+        embedded = EmbeddedSplit(name, model, *encode_split(model, data), data.pairs)
         if isinstance(embedded.images, torch.Tensor) and isinstance(embedded.captions, torch.Tensor):
             self._cached[run.folder] = embedded  # sets of regions and words are too large to keep for every run
         return embedded
@@ -234,7 +235,7 @@ def compare_with(given: Mapping[str, Any]) -> Comparison:
     """`tercet.compare` with the settings that the caller gave, by name."""
     named = dict(given)
     if "data" in given:
-        named["data"] = name_data(given["data"], given.get("images"))
+        named["data"] = name_data(given)
     if "objectives" in given:
         several = isinstance(given["objectives"], (list, tuple))
         named["objectives"] = [spec_of(each) for each in (given["objectives"] if several else [given["objectives"]])]
@@ -251,12 +252,20 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     _check_baseline(settings, variants)
     make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
     runs.make_root(settings.runs)
-    data, opened = with_splits(settings.data, settings.runs, images=settings.images, features=settings.features)
+    data, opened = with_splits(
+        settings.data,
+        settings.runs,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
     if encodes(settings):  # what does not need the features is checked before they are computed
         _plan(settings, variants, data, before_encoding(settings, opened))
         data = prepare_features(settings, data, opened, console)
         opened = open_data(data)
     prepared_datasets, base_plans = _plan(settings, variants, data, opened)
+    print_skipped(list(dict.fromkeys(item for prepared in prepared_datasets.values() for item in prepared.skipped)))
     not_tuned = "--no-tune" if settings.no_tune else check_tuning(settings, prepared_datasets)
     plans: dict[str, PlannedRun] = base_plans
     tuned: dict[str, list[Search]] = {}
@@ -353,7 +362,7 @@ def check_protocols(settings: CompareSettings, prepared_datasets: PreparedDatase
         ids = None if data.split is None else coco_ids(data.split)
         tiles = tiles_of_embeddings(torch.rand(len(data.images), 1), torch.rand(len(data.captions), 1))
         for protocol in settings.protocols:
-            evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids)
+            evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids, more_pairs=data.more_pairs)
 
 
 def evaluate_under_protocols(
@@ -372,7 +381,10 @@ def evaluate_under_protocols(
                 split = embedded.of(name, run)
                 tiles = tiles_of(split.model, split.images, split.captions)
                 for protocol in settings.protocols:
-                    metrics = evaluate_tiles(tiles, data.owners, protocol=protocol, image_ids=ids).metrics
+                    evaluation = evaluate_tiles(
+                        tiles, data.owners, protocol=protocol, image_ids=ids, more_pairs=data.more_pairs
+                    )
+                    metrics = evaluation.metrics
                     evaluated[protocol].setdefault(name, {})[seed] = replace(run, metrics=dict(metrics))
                 bar.advance()
     return {protocol: Results(results.variants, by_variant) for protocol, by_variant in evaluated.items()}
@@ -416,13 +428,13 @@ def _execute(
     """Read finished runs from their folders and execute the rest."""
     with live:
         missing = []
-        # Before finished runs are left out: a resumed comparison trains every run in the way it began.
-        for plan in plans if settings.no_stack else with_stacks(plans, prepared_datasets):
+        for plan in planned_together(plans, prepared_datasets, stack=not settings.no_stack):
             run_id = live.run_ids[plan.label] = _run_id(plan, prepared_datasets)
             folder = runs.find_run(plan.settings.runs, run_id)
             if folder is None:
                 missing.append(plan)
             else:
+                runs.remove_leftovers(folder)
                 live.reused(plan, folder)
         executor.run(missing, live)
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from tercet.evaluation.significance import LEVEL, MAX_ADDED_DF, WILD_QUANTILE, PairedComparison, compare_all, holm
 from tercet.names import suggest
 from tercet.reporting.output_formats import Cell, Table
+from tercet.types import IMAGE_TEXT, Sides
 
 Values = dict[str, Float[np.ndarray, "seed image"]]
 
@@ -71,6 +72,7 @@ class Significance:
     rope: float | None
     share: float
     """Share of the error rate of 0.05 that these tests use; the rest is for other numbers of seeds."""
+    sides: Sides = IMAGE_TEXT
 
     def __repr__(self) -> str:
         if self.one_seed:
@@ -169,7 +171,7 @@ class Significance:
             cells = [Cell(mean, name in self.best), Cell(str(self.seeds[name]))]
             rows.append((name, cells))
         spread = "One seed" if self.one_seed else "Mean ± std (n-1) over seeds"
-        title = f"{spread}, {self.images:,} images; bold: may be the best"
+        title = f"{spread}, {self.images:,} {self.sides.units}; bold: may be the best"
         return with_marks(Table(title, ("objective", "mean", "seeds"), rows), marks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -255,6 +257,7 @@ def compare_family(
     rope: float | None = None,
     share: float = 1.0,
     largest: float = np.inf,
+    sides: Sides = IMAGE_TEXT,
 ) -> Significance:
     """`significance` of checked values, at a share of the error rate. `largest`: value that the metric can have."""
     if baseline is not None and baseline not in values:
@@ -283,6 +286,7 @@ def compare_family(
         baseline,
         rope,
         share,
+        sides,
     )
 
 
@@ -352,15 +356,16 @@ def pairs_table(significance: Significance, metric: str = "the metric") -> Table
             cells.insert(3, Cell("yes" if pair.equivalent else "-", bool(pair.equivalent)))
         rows.append((f"{pair.first} - {pair.second}", cells))
     tests = len(significance.pairs)
-    over = "over images, for these trained weights only" if significance.one_seed else "over seeds and images"
+    units = significance.sides.units
+    over = f"over {units}, for these trained weights only" if significance.one_seed else f"over seeds and {units}"
     title = (
         f"Differences in {metric}; bold: significant (corrected p < {LEVEL}). p: test {over}; p corrected: the same, "
         f"Holm-corrected for {tests} comparison{'' if tests == 1 else 's'}"
         f"{'' if significance.share == 1 else ' and for the looks at fewer and more seeds'}; intervals hold together "
-        "with 95 %; p seeds and p images: tests over seeds alone and over images alone, not corrected"
+        f"with 95 %; p seeds and p {units}: tests over seeds alone and over {units} alone, not corrected"
     )
     equivalent = () if significance.rope is None else (f"within {significance.rope:g}",)
-    headings = ("pair", "difference", "95 % interval", "p corrected", *equivalent, "p", "p seeds", "p images")
+    headings = ("pair", "difference", "95 % interval", "p corrected", *equivalent, "p", "p seeds", f"p {units}")
     return Table(title, headings, rows)
 
 
@@ -389,18 +394,18 @@ def pair_document(pair: Pair, level: float) -> dict[str, Any]:
 
 def methods_of_tests(significance: Significance, looks: Looks | None = None) -> list[str]:
     """Sentences on the tests."""
-    tests = len(significance.pairs)
+    tests, units, one_unit = len(significance.pairs), significance.sides.units, significance.sides.one_unit
     if significance.one_seed:
         return [
-            "With one seed, differences were tested by a two-sided paired t-test over images, an image with all its "
-            f"captions being one observation, Holm-corrected (Holm, 1979) for {tests} comparisons: they apply to these "
+            f"With one seed, differences were tested by a two-sided paired t-test over {units}, {one_unit} being one "
+            f"observation, Holm-corrected (Holm, 1979) for {tests} comparisons: they apply to these "
             "trained weights only."
         ]
     pairs = "all pairs" if significance.baseline is None else f"the differences to the baseline {significance.baseline}"
     sentences = [
-        "Differences were tested two-sided over seeds and images as crossed random effects, an image with all its "
-        "captions being one observation: Howe's interval (Howe, 1974) combines the variance between seeds and the "
-        "variance between images, each with its own t quantile."
+        f"Differences were tested two-sided over seeds and {units} as crossed random effects, {one_unit} being one "
+        "observation: Howe's interval (Howe, 1974) combines the variance between seeds and the variance between "
+        f"{units}, each with its own t quantile."
     ]
     if len(significance.order) > 2:
         apart = significance.unpooled

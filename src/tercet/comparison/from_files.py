@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +24,7 @@ from tercet import runs
 from tercet.comparison.family import Significance, Values, check_values, compare_family, methods_of_tests, pairs_table
 from tercet.comparison.settings import CompareSettings
 from tercet.comparison.summary import statement
+from tercet.data.feature_array import numpy_error
 from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions, largest_value, metric_names
 
@@ -105,8 +105,10 @@ def _file(file: Path, metric: str) -> tuple[Rows, bool]:
     try:
         with np.load(file, allow_pickle=False) as content:
             arrays = dict(content)
-    except (ValueError, BadZipFile, EOFError) as error:
-        raise ValueError(f"{file} is not an .npz file of arrays of numbers: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise exceptions of many kinds for damaged files
+        raise ValueError(f"{file} is not an .npz file of arrays of numbers: {numpy_error(error)}") from error
     if "i2t_rank" in arrays:
         return _ranks(file, arrays, metric), True
     if not arrays:

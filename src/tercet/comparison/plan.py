@@ -15,12 +15,13 @@ from rich.console import Console
 
 from tercet import runs
 from tercet.comparison.settings import CompareSettings
-from tercet.console import ConsoleProgress
+from tercet.console import ConsoleProgress, print_skipped
 from tercet.data.dataset import DataSet
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.feature_array import FeatureArray
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, open_mined
+from tercet.data.textio import ErrorPolicy
 from tercet.names import is_in_memory, short_name, split_settings, suggest
 from tercet.objectives import objective
 from tercet.objectives.aoq import AOQ
@@ -128,7 +129,7 @@ def parse_variant(spec: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """`nt-xent:temperature=0.05,learning_rate=1e-4` -> name of the objective, its settings, training settings."""
     name, overrides = split_settings(spec)
     default = objective(name)
-    objective_keys = set(default.settings) | {"reduction"}
+    objective_keys = set(default.settings) | {"reduction", "learn"}
     objective_settings = {key: value for key, value in overrides.items() if key in objective_keys}
     train = {key: value for key, value in overrides.items() if key not in objective_keys}
     for key in train:
@@ -195,6 +196,9 @@ class PlannedRun:
     """What tells a trial of the tuning from other trials of the variant."""
     stack: Hashable | None = None
     """Runs with equal values may be trained together; None: alone."""
+    together: int = 1
+    """Number of runs that were planned at once with it, finished ones included: how many threads a run gets depends on
+    it, and must not depend on how many are left."""
 
     @property
     def name(self) -> str:
@@ -222,6 +226,8 @@ def before_encoding(settings: CompareSettings, data: DataSet) -> DataSet:
             if split.image_files is None:
                 raise ValueError(f"{data.path}: no images of {name} to encode: pass the image folder with --images")
             images = _unknown_features(len(split.image_names))
+        elif data.sides.image_is_text and settings.text_encoder is not None:
+            images = _unknown_features(len(split.image_names))
         if settings.text_encoder is not None:
             captions = _unknown_features(len(split.texts))
         splits[name] = replace(split, features=images, caption_features=captions)
@@ -247,8 +253,10 @@ def prepare_features(settings: CompareSettings, data: str, opened: DataSet, cons
     texts = None if settings.text_encoder is None else text_encoder(settings.text_encoder)
     if not target.exists():
         console.print(f"extracting features of {settings.data} to {target}", highlight=False, soft_wrap=True)
+    errors = ErrorPolicy(skip=settings.skip_bad)
     with ConsoleProgress(console) as progress:
-        extract(opened, target, images, texts, progress=progress, image_folder=settings.images)
+        extract(opened, target, images, texts, errors=errors, progress=progress, image_folder=settings.images)
+    print_skipped([*opened.skipped, *errors.messages])
     return str(target)
 
 
@@ -259,9 +267,12 @@ def common_settings(settings: CompareSettings, data: str) -> dict[str, Any]:
         "features": settings.features,
         "images": settings.images,
         "ignore_equal_text": settings.ignore_equal_text,
+        "skip_bad": settings.skip_bad,
         "model_settings": settings.model_settings,
         "runs": settings.runs,
     }
+    if data == settings.data:  # extracted features are no table
+        common |= {name: getattr(settings, name) for name in ("image_column", "caption_column", "split_column")}
     epochs = settings.epochs or (SCENES_EPOCHS if data.split(":")[0] == "scenes" else None)
     train = {name: value for name, value in settings.train.items() if name not in NEEDS_MINED}
     return common | ({} if epochs is None else {"epochs": epochs}) | train
@@ -290,8 +301,8 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         "seed": seed,
     }
     default = train_settings({**common, "model": variant.model})
-    owners = prepared_datasets[variant.model].train.owners
-    max_captions = int(owners.bincount().max()) if len(owners) else 1
+    pairs = prepared_datasets[variant.model].train.pairs
+    max_captions = int(pairs[:, 0].bincount().max()) if len(pairs) else 1
     captions_per_image = min(CAPTIONS_PER_IMAGE.get(variant.objective, 1), max_captions)
     if captions_per_image > 1:
         # Recipes of papers with one positive per query would train it on one caption of each image.
@@ -306,7 +317,7 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         default.grad_accum_steps,
     )
     if not same_batches and settings.epoch_steps is None:
-        items = len(owners) if default.captions_per_image is None else int((owners.bincount() > 0).sum())
+        items = len(pairs) if default.captions_per_image is None else len(pairs[:, 0].unique())
         steps = default.epoch_steps or items // default.batch_size // default.grad_accum_steps
         if not steps:
             size = default.batch_size
@@ -326,6 +337,17 @@ def check_mined_tables(plans: Iterable[PlannedRun], prepared_datasets: PreparedD
             HardNegativeSampler(tables[settings.mined], data.owners, settings.mined_top, settings.mined_draw)
             if settings.mine_every is not None:
                 filters_of_table(settings.mined)
+
+
+def planned_together(
+    plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets, *, stack: bool
+) -> list[PlannedRun]:
+    """The same runs, marked by how they are trained.
+
+    Call it before finished runs are left out: a resumed comparison trains every run in the way it began.
+    """
+    marked = with_stacks(plans, prepared_datasets) if stack else plans
+    return [replace(plan, together=len(plans)) for plan in marked]
 
 
 def with_stacks(plans: Sequence[PlannedRun], prepared_datasets: PreparedDatasets) -> list[PlannedRun]:

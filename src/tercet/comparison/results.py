@@ -18,6 +18,7 @@ from tercet.evaluation import RankTable
 from tercet.evaluation.metrics import contributions, largest_value
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.reporting.output_formats import Cell, Table
+from tercet.types import IMAGE_TEXT, Sides
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,6 +74,12 @@ class Results:
         finished = sum(map(len, self.runs.values()))
         return f"Results({len(self.variants)} variants, {finished} runs, {len(self.failures)} failures)"
 
+    @property
+    def sides(self) -> Sides:
+        """What the two sides of the data are called."""
+        any_run = next((run for by_seed in self.runs.values() for run in by_seed.values()), None)
+        return IMAGE_TEXT if any_run is None else runs.read_sides(any_run.folder)
+
     def in_order(self, variants: Sequence[Variant]) -> dict[str, dict[int, Run]]:
         """The runs by variant and seed, not in the order in which they ended: the same runs give the same report."""
         return {each.name: dict(sorted(self.runs[each.name].items())) for each in variants if each.name in self.runs}
@@ -120,18 +127,22 @@ def significance_of(
     missing = np.full(images, np.nan)
     values = {name: np.stack([rows[name].get(seed, missing) for seed in seeds]) for name in names}
     baseline = baseline if baseline in names else None
-    return compare_family(values, baseline=baseline, rope=rope, share=share, largest=largest_value(metric))
+    options: dict[str, Any] = {"share": share, "largest": largest_value(metric), "sides": results.sides}
+    return compare_family(values, baseline=baseline, rope=rope, **options)
 
 
 COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
-HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
+
+
+_RECALLS = [(column[:3], column.partition("_r")[2]) for column in COLUMNS[:-1]]
 
 
 def recalls_table(results: Results, names: Sequence[str], title: str = "") -> Table:
     """Recalls per direction, mean ± std over seeds; the best mean of each column is bold."""
     best = {column: max(results.mean(name, column) for name in names) for column in COLUMNS}
     rows = [(name, [_cell(results, name, column, best[column]) for column in COLUMNS]) for name in names]
-    return Table(title or format_spread(results), ("objective", *HEADINGS), rows)
+    headings = [f"{results.sides.short(way)} R@1" if rank == "1" else f"R@{rank}" for way, rank in _RECALLS]
+    return Table(title or format_spread(results), ("objective", *headings, "rsum"), rows)
 
 
 def format_spread(results: Results) -> str:
@@ -242,7 +253,8 @@ def _goal_tables(results: Results, prefix: str) -> list[Table]:
     if not all(name in results.names() for name in cells.values()):
         return []
     tables = []
-    for column, heading in (("i2t_r1", "i2t R@1"), ("t2i_r1", "t2i R@1"), ("rsum", "rsum")):
+    shown = {f"{way}_r1": f"{results.sides.short(way)} R@1" for way in ("i2t", "t2i")} | {"rsum": "rsum"}
+    for column, heading in shown.items():
         best = max(results.mean(name, column) for name in cells.values())
         rows = [(P, [_cell(results, cells[T, P], column, best) for T in TRIPLET_WEIGHTS]) for P in PAIR_WEIGHTS]
         title = f"GOAL's grid, {prefix}{heading}; {format_spread(results)}"

@@ -70,8 +70,8 @@ def verdict(
         text.changes(tuned),
         ""
         if results.split == "test"
-        else "There is no test split: the checkpoint was selected on these images, so the numbers are optimistically "
-        "biased.",
+        else f"There is no test split: the checkpoint was selected on these {results.sides.images}, so the numbers are "
+        "optimistically biased.",
         "" if looks is None else looks_note(looks, significance),
         fairness,
         f"{'1 run failed and is' if len(failed) == 1 else f'{len(failed)} runs failed and are'} not included: "
@@ -141,7 +141,8 @@ def power_note(pair: Pair, significance: Significance, metric: str) -> str:
         )
     needed = test.seeds_needed(level)
     if needed is None:
-        return f"{power}, and no number of seeds would detect one this small on {test.images:,} images."
+        units = f"{test.images:,} {significance.sides.units}"
+        return f"{power}, and no number of seeds would detect one this small on {units}."
     if needed > MAX_SEEDS:
         return f"{power}, and one this small would need more than {MAX_SEEDS:,} seeds."
     return f"{power}, and one this small would need about {max(needed, test.seeds + 1)} seeds."
@@ -233,8 +234,8 @@ def methods(
     sentences = [
         *_training(results, significance, data),
         fairness,
-        f"We report {metric} on {significance.images:,} {results.split} images, as mean and standard deviation (n-1) "
-        "over seeds.",
+        f"We report {metric} on {significance.images:,} {results.split} {significance.sides.units}, as mean and "
+        "standard deviation (n-1) over seeds.",
         *(methods_of_tests(significance, looks) if significance.pairs else []),
         *_excluded(found),
         _software(results),
@@ -384,7 +385,9 @@ class _Text:
         sentences = [f"On these very weights {best} has the highest {self._value(best)}."]
         if better:
             others = _join([pair.second for pair in better])
-            sentences.append(f"They rank these images better than those of {others} ({self._test()}).")
+            sentences.append(
+                f"They rank these {self.significance.sides.images} better than those of {others} ({self._test()})."
+            )
         return [*sentences, "One seed says nothing about training: with another seed the order may be another."]
 
     def _better(self, pairs: Sequence[Pair], *, everyone: bool) -> list[str]:
@@ -407,7 +410,8 @@ class _Text:
 
     def _test(self) -> str:
         tests = len(self.significance.pairs)
-        over = "images" if self.significance.one_seed else "seeds and images"
+        units = self.significance.sides.units
+        over = units if self.significance.one_seed else f"seeds and {units}"
         correction = f", Holm-corrected for {tests} comparisons" if tests > 1 else ""
         return f"p < {LEVEL} over {over}{correction}"
 
@@ -433,7 +437,8 @@ class _Text:
         return f"{self.metric} {value} (means over {count} seeds; {self._images()})"
 
     def _images(self) -> str:
-        return f"{self.significance.images:,} {'' if self.results is None else f'{self.results.split} '}images"
+        split = "" if self.results is None else f"{self.results.split} "
+        return f"{self.significance.images:,} {split}{self.significance.sides.units}"
 
 
 def _claimable(significance: Significance, found: Sequence[Caution]) -> list[str]:

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.data.dataset import PairedData
+from tercet.data.grades import Grades
 from tercet.data.hard_negatives import HardNegativeSampler, SampledNegatives
 from tercet.data.samplers import BatchIndices
 from tercet.data.text.tokenized import TokenizedCaptions
@@ -116,6 +117,8 @@ class Collator:
     """Only the sampled pairs are positive, even if an image occurs twice in the batch."""
     negative_sampler: HardNegativeSampler | None = None
     """Samples mined negatives for every positive pair."""
+    grades: Grades | None = None
+    """Weights of pairs."""
     mined_as_candidates: bool = False
     """Add i- and t- to the batch as further images and captions, instead of as mined negatives of pairs."""
 
@@ -158,7 +161,12 @@ class Collator:
         ids = indices.images, caption_ids
         if self.diagonal:
             ids = torch.arange(len(indices.images)), torch.arange(len(indices.captions))
-        return Batch(images, captions, *ids, image_lengths, caption_lengths, also_positive, ignored)
+        grades = None
+        if self.grades is not None:
+            own = indices.images[:, None] == caption_ids[None, :]
+            own = own if also_positive is None else own | also_positive
+            grades = self.grades.of(indices.images, indices.captions, own)
+        return Batch(images, captions, *ids, image_lengths, caption_lengths, also_positive, ignored, grades)
 
     def _mined(self, negatives: SampledNegatives, seed: int) -> MinedItems:
         """Each distinct item once, however many pairs it was sampled for."""
@@ -169,7 +177,7 @@ class Collator:
 
     def _with_candidates(self, indices: BatchIndices, sampler: HardNegativeSampler) -> BatchIndices:
         """Add every i- and t- that is not in the batch yet; ids still decide which pairs are positive."""
-        image, caption = (indices.images[:, None] == self.data.owners[indices.captions]).nonzero(as_tuple=True)
+        image, caption = self.data.positives(indices.images, indices.captions).nonzero(as_tuple=True)
         generator = torch.Generator().manual_seed(indices.seed ^ 2)
         negatives = sampler.draw(indices.images[image], indices.captions[caption], generator)
         images, captions = negatives.images[:, 0].unique(), negatives.captions[:, 0].unique()
@@ -186,6 +194,10 @@ class Collator:
         return images, image_lengths, *self._captions(indices)
 
     def _images(self, indices: BatchIndices) -> tuple[Tensor, Int[Tensor, " image"] | None]:
+        words = 0.0 if self.augmentation is None else self.augmentation.words
+        if words > 0 and isinstance(self.data.images, TokenizedCaptions):
+            generator = torch.Generator().manual_seed(indices.seed ^ 4)
+            return drop_words(self.data.images, indices.images, words, generator)
         if self.crop != "none" and isinstance(self.data.images, Pixels):
             return self.data.images.cropped(indices.images, self.crop, indices.seed), None
         return self.data.images.take(indices.images)
@@ -202,13 +214,20 @@ class Collator:
     ) -> tuple[Bool[Tensor, "image caption"] | None, Bool[Tensor, "image caption"] | None]:
         """Masks of the additional positives and of the ignored pairs; None where there are none."""
         also_positive, ignored = None, None
-        if self.truth == "unused" and not self.ignore_equal_text:
+        more = self.data.more_pairs is not None and not self.diagonal
+        if self.truth == "unused" and not self.ignore_equal_text and not more:
             return None, None
-        own = indices.images[:, None] == caption_ids[None, :]
+        own = self.data.positives(indices.images, indices.captions)
+        if more:
+            other_ids = own & (indices.images[:, None] != caption_ids[None, :])
+            also_positive = other_ids if other_ids.any() else None
         if self.truth != "unused":
             assert self.data.truth is not None
             known = self.data.truth(indices.images, indices.captions) & ~own
-            also_positive, ignored = (known, None) if self.truth == "positive" else (None, known)
+            if self.truth == "positive":
+                also_positive = known if also_positive is None else known | also_positive
+            else:
+                ignored = known
         if self.ignore_equal_text:
             equal = self.equal_text(indices) & ~own
             if also_positive is not None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tercet.data.feature_array import FeatureArray
 from tercet.data.image_io import ImageFiles
-from tercet.data.textio import ErrorPolicy
 from tercet.names import suggest
+from tercet.types import IMAGE_TEXT, Sides
 
 # Common split names -> the name that Tercet uses.
 SPLIT_NAMES = {
@@ -44,7 +44,11 @@ def split_name(value: object) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Split:
-    """Images and captions; `owners[j]` is the image that caption j describes. Any number of captions per image."""
+    """Images and captions; `owners[j]` is the image that caption j describes. Any number of captions per image.
+
+    If both sides are texts, passages are the images and queries the captions: `image_texts` are the passages, of which
+    any number may have no query (distractors), and `more_pairs` the further passages of queries that have several.
+    """
 
     image_names: tuple[str, ...]
     texts: tuple[str, ...]
@@ -61,6 +65,13 @@ class Split:
     """Which captions are true of which images, their own or others', if known."""
     find_images: Callable[[Sequence[str]], ImageFiles | None] | None = None
     """Finds image files by name in the dataset that the features were extracted from."""
+    image_texts: tuple[str, ...] | None = None
+    """The texts on the image side, if both sides are texts."""
+    caption_names: tuple[str, ...] | None = None
+    """Ids of the captions, if they have any."""
+    more_pairs: Int[np.ndarray, "pair 2"] | None = None
+    """(image, caption) of the positive pairs besides those of `owners`, sorted; None if there are none."""
+    sides: Sides = IMAGE_TEXT
 
     def images(self) -> ImageFiles | None:
         """The image files, also those of the dataset that the features were extracted from, if it is still there."""
@@ -81,22 +92,38 @@ class Split:
         if len(set(self.image_names)) < len(self.image_names):
             duplicate = next(name for name, count in Counter(self.image_names).items() if count > 1)
             raise ValueError(f"duplicate image name {duplicate}")
-        if (self.captions_per_image() == 0).any():
+        if self.image_texts is None and (self.captions_per_image() == 0).any():
             raise ValueError(f"image {self.image_names[int(self.captions_per_image().argmin())]} has no caption")
         for rows, count in (
             (self.image_files, len(self.image_names)),
             (self.features, len(self.image_names)),
             (self.boxes, len(self.image_names)),
             (self.caption_features, len(self.texts)),
+            (self.image_texts, len(self.image_names)),
+            (self.caption_names, len(self.texts)),
         ):
             if rows is not None and len(rows) != count:
                 raise ValueError(f"expected {count} rows of {type(rows).__name__.lower()}, got {len(rows)}")
 
     def __repr__(self) -> str:
-        return f"Split({len(self.image_names):,} images, {len(self.texts):,} captions)"
+        return f"Split({self.size()})"
+
+    def size(self) -> str:
+        sides = self.sides
+        return f"{len(self.image_names):,} {sides.images}, {len(self.texts):,} {sides.captions}"
+
+    def pairs(self) -> Int[np.ndarray, "pair 2"]:
+        """All positive (image, caption) pairs: those of the owners by caption, then `more_pairs`."""
+        own = np.column_stack([self.owners, np.arange(len(self.owners))])
+        return own if self.more_pairs is None else np.concatenate([own, self.more_pairs])
 
     def captions_per_image(self) -> Int[np.ndarray, " image"]:
-        return np.bincount(self.owners, minlength=len(self.image_names))
+        return np.bincount(self.pairs()[:, 0], minlength=len(self.image_names))
+
+    def captions_of(self, image: int) -> list[int]:
+        """The captions that match an image, ascending."""
+        pairs = self.pairs()
+        return sorted(pairs[pairs[:, 0] == image, 1].tolist())
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,14 +134,18 @@ class DataSet:
     format: str
     splits: Mapping[str, Split]
     skipped: Sequence[str] = field(default=())
+    no_images: str = ""
+    """Why no image file was found, where data names some and all are missing; empty otherwise."""
 
     def __repr__(self) -> str:
-        sizes = [
-            f"{name} {len(split.image_names):,} images, {len(split.texts):,} captions"
-            for name, split in list(self.splits.items())[:4]
-        ]
+        sizes = [f"{name} {split.size()}" for name, split in list(self.splits.items())[:4]]
         more = [f"{len(self.splits) - 4} more splits"] if len(self.splits) > 4 else []
         return f"DataSet({'; '.join([str(self.path)[-80:], *sizes, *more])})"
+
+    @property
+    def sides(self) -> Sides:
+        """What its two sides are called: the same in all splits."""
+        return next((split.sides for split in self.splits.values()), IMAGE_TEXT)
 
     def split(self, name: str) -> Split:
         """A split by name. `train+restval` joins two splits, as is usual for COCO."""
@@ -128,28 +159,10 @@ class DataSet:
         return join([self.splits[part] for part in names])
 
 
-def without_bad_features(data: DataSet, errors: ErrorPolicy) -> DataSet:
-    """Read all features and report every image with NaN or infinity in its features; skip it if `errors` skips."""
-    splits = {}
-    for name, split in data.splits.items():
-        bad: set[int] = set()
-        for rows, of_captions in ((split.features, False), (split.boxes, False), (split.caption_features, True)):
-            for item in rows.nonfinite_items() if rows is not None else ():
-                assert rows is not None
-                errors.report(f"{rows.location}, row {rows.row(item)}", "NaN or infinity")
-                bad.add(int(split.owners[item]) if of_captions else item)
-        kept = np.array([image for image in range(len(split.image_names)) if image not in bad], dtype=np.int64)
-        if len(kept):
-            splits[name] = split if not bad else subset(split, kept)
-    if not splits:
-        raise ValueError(f"{data.path}: no image has valid features; first error: {errors.messages[0]}")
-    return DataSet(data.path, data.format, splits, [*data.skipped, *errors.messages])
-
-
 def select_splits(data: DataSet, names: Sequence[str]) -> DataSet:
     """The dataset with only these splits."""
     splits = {SPLIT_NAMES.get(name.lower(), name): data.split(name) for name in names}
-    return DataSet(data.path, data.format, splits, data.skipped)
+    return replace(data, splits=splits)
 
 
 def limit_captions(data: DataSet, limit: int) -> DataSet:
@@ -158,6 +171,8 @@ def limit_captions(data: DataSet, limit: int) -> DataSet:
         raise ValueError(f"--limit-captions must be at least 1, got {limit}")
     splits = {}
     for name, split in data.splits.items():
+        if split.image_texts is not None:
+            raise ValueError(f"--limit-captions is for captions of images; {data.path} has passages and queries")
         starts = np.searchsorted(split.owners, split.owners)  # the first caption of the same image
         kept = np.flatnonzero(np.arange(len(split.owners)) - starts < limit)
         splits[name] = replace(
@@ -167,7 +182,7 @@ def limit_captions(data: DataSet, limit: int) -> DataSet:
             caption_features=split.caption_features and split.caption_features.subset(kept),
             truth=None,
         )
-    return DataSet(data.path, data.format, splits, data.skipped)
+    return replace(data, splits=splits)
 
 
 def subset(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
@@ -186,13 +201,30 @@ def subset(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
         boxes=split.boxes and split.boxes.subset(images),
         truth=truth and (lambda i, c: truth(torch.from_numpy(images)[i], torch.from_numpy(captions)[c])),
         find_images=split.find_images,
+        image_texts=split.image_texts and tuple(split.image_texts[image] for image in images),
+        caption_names=split.caption_names and tuple(split.caption_names[caption] for caption in captions),
+        more_pairs=_kept_pairs(split.more_pairs, images, captions),
+        sides=split.sides,
     )
+
+
+def _kept_pairs(
+    pairs: Int[np.ndarray, "pair 2"] | None, images: Int[np.ndarray, " kept"], captions: Int[np.ndarray, " kept2"]
+) -> Int[np.ndarray, "kept_pair 2"] | None:
+    """The pairs of which both items are kept, by their new rows; None if there are none."""
+    if pairs is None:
+        return None
+    both = np.isin(pairs[:, 0], images) & np.isin(pairs[:, 1], captions)
+    kept = np.column_stack([np.searchsorted(images, pairs[both, 0]), np.searchsorted(captions, pairs[both, 1])])
+    return kept if len(kept) else None
 
 
 def join(splits: Sequence[Split]) -> Split:
     """Concatenate splits."""
     if len(splits) == 1:
         return splits[0]
+    if any(split.image_texts is not None for split in splits):
+        raise ValueError("splits of passages and queries share their passages and cannot be joined: join their qrels")
     starts = np.cumsum([0, *(len(split.image_names) for split in splits)])
     names = [name for split in splits for name in split.image_names]
     duplicate = next(
@@ -221,11 +253,13 @@ def _all_or_none(rows: Sequence[_Rows | None], concatenate: Callable[[Sequence[_
     return concatenate(present) if present else None
 
 
-def shared_texts(texts: Sequence[str], owners: Iterable[int]) -> dict[str, list[int]]:
-    """Map every text that captions more than one image to these images, ascending."""
+def shared_texts(texts: Sequence[str], pairs: Iterable[Sequence[int]]) -> dict[str, list[int]]:
+    """Map every text of several captions that belong to more than one image to these images, ascending."""
+    repeated = {text for text, count in Counter(texts).items() if count > 1}
     images: dict[str, set[int]] = {}
-    for text, owner in zip(texts, owners, strict=True):
-        images.setdefault(text, set()).add(owner)
+    for image, caption in pairs:
+        if texts[caption] in repeated:
+            images.setdefault(texts[caption], set()).add(image)
     return {text: sorted(owned) for text, owned in images.items() if len(owned) > 1}
 
 
@@ -246,7 +280,10 @@ class Source(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class PairedData:
-    """Images and captions of one split; `owners[j]` is the image that caption j describes."""
+    """Images and captions of one split; `owners[j]` is the image that caption j describes.
+
+    `pairs` are all positive pairs: those of the owners, and `more_pairs` where captions match several images.
+    """
 
     name: str
     images: Source
@@ -256,14 +293,34 @@ class PairedData:
     truth: Callable[[Int[Tensor, " image"], Int[Tensor, " caption"]], Bool[Tensor, "image caption"]] | None = None
     split: Split | None = None
     """The split that it was made of, with names and image files."""
+    more_pairs: Int[Tensor, "pair 2"] | None = None
+    """(image, caption) of the positive pairs besides those of `owners`; None if there are none."""
+    sides: Sides = IMAGE_TEXT
 
     def __repr__(self) -> str:
-        return f"PairedData({self.name}, {len(self.images):,} images, {len(self.texts):,} captions)"
+        sizes = f"{len(self.images):,} {self.sides.images}, {len(self.texts):,} {self.sides.captions}"
+        return f"PairedData({self.name}, {sizes})"
+
+    @cached_property
+    def pairs(self) -> Int[Tensor, "pair 2"]:
+        """All positive (image, caption) pairs: those of the owners by caption, then `more_pairs`."""
+        own = torch.stack([self.owners, torch.arange(len(self.owners))], dim=1)
+        return own if self.more_pairs is None else torch.cat([own, self.more_pairs])
+
+    def positives(
+        self, images: Int[Tensor, " image"], captions: Int[Tensor, " caption"]
+    ) -> Bool[Tensor, "image caption"]:
+        """Mask of the positive pairs of these images and captions."""
+        own = images[:, None] == self.owners[captions][None, :]
+        if self.more_pairs is None:
+            return own
+        pairs = self.more_pairs[:, 0] * len(self.owners) + self.more_pairs[:, 1]
+        return own | torch.isin(images[:, None] * len(self.owners) + captions[None, :], pairs)
 
     @cached_property
     def shared_texts(self) -> dict[str, list[int]]:
         """Texts that caption more than one image -> these images; found once for all runs that share the data."""
-        return shared_texts(self.texts, self.owners.tolist())
+        return shared_texts(self.texts, self.pairs.tolist())
 
     def subset(self, images: Int[Tensor, " kept"]) -> "PairedData":
         """Only these images (ascending) and their captions."""
@@ -278,29 +335,45 @@ class PairedData:
             position[self.owners[captions]],
             tuple(self.texts[caption] for caption in captions.tolist()),
             truth and (lambda i, c: truth(images[i], captions[c])),
+            more_pairs=self._kept_pairs(images, captions),
+            sides=self.sides,
         )
+
+    def _kept_pairs(self, images: Int[Tensor, " kept"], captions: Int[Tensor, " kept2"]) -> Tensor | None:
+        pairs = None if self.more_pairs is None else self.more_pairs.numpy()
+        kept = _kept_pairs(pairs, images.numpy(), captions.numpy())
+        return None if kept is None else torch.from_numpy(kept)
 
     def pairing(self) -> str:
         """Checksum of the texts and owners; it does not depend on features, tokenizer or image preprocessing."""
-        digest = hashlib.sha256(self.owners.numpy().tobytes())
+        digest = hashlib.sha256(self._positives())
         digest.update(f"{len(self.images)}\n".encode() + "\n".join(self.texts).encode())
         return digest.hexdigest()[:16]
 
     def checksum(self) -> str:
         """Checksum of everything that training and evaluation read."""
         digest = hashlib.sha256((self.images.checksum() + self.captions.checksum()).encode())
-        digest.update(self.owners.numpy().tobytes())
+        digest.update(self._positives())
         digest.update("\n".join(self.texts).encode())
         return digest.hexdigest()
+
+    def _positives(self) -> bytes:
+        return self.owners.numpy().tobytes() + (b"" if self.more_pairs is None else self.more_pairs.numpy().tobytes())
 
 
 def paired(name: str, split: Split, images: Source | None = None, captions: Source | None = None) -> PairedData:
     """A split with its frozen features, or with other sources in their place."""
+    sides = split.sides
     images, captions = images or split.features, captions or split.caption_features
     if images is None:
-        raise ValueError(f"{name} has no image features: run `tercet features` first, or use a model that reads pixels")
+        reads = "text" if sides.image_is_text else "pixels"
+        raise ValueError(
+            f"{name} has no {sides.image} features: run `tercet features` first, or use a model that reads {reads}"
+        )
     if captions is None:
         raise ValueError(
-            f"{name} has no caption features: run `tercet features` first, or use a model that reads token ids"
+            f"{name} has no {sides.caption} features: run `tercet features` first, or use a model that reads token ids"
         )
-    return PairedData(name, images, captions, torch.from_numpy(split.owners), split.texts, split.truth, split)
+    more_pairs = None if split.more_pairs is None else torch.from_numpy(split.more_pairs)
+    owners = torch.from_numpy(split.owners)
+    return PairedData(name, images, captions, owners, split.texts, split.truth, split, more_pairs, sides)

@@ -150,6 +150,11 @@ def _select(rows: Tensor, index: Int[Tensor, " item"]) -> Tensor:
     return torch.index_select(rows, 0, index, out=_BUFFERS.borrow(shape, rows.dtype))
 
 
+def numpy_error(error: Exception) -> str:
+    """What numpy says of a file, without its advice to execute what is in it."""
+    return "it contains pickled objects, which are not loaded" if "pickle" in str(error) else str(error)
+
+
 def map_array(file: Path, shapes: Sequence[str], dtypes: Sequence[type[np.generic]] = FLOATS) -> np.ndarray:
     """Memory-map a `.npy` file of one of these dtypes and shapes, a shape given by its axes, as in "row dim"."""
     try:
@@ -157,7 +162,7 @@ def map_array(file: Path, shapes: Sequence[str], dtypes: Sequence[type[np.generi
     except FileNotFoundError:
         raise ValueError(f"{file}: no such file") from None
     except Exception as error:  # numpy raises exceptions of many kinds for damaged headers
-        raise ValueError(f"{file}: not a readable .npy array: {error}") from error
+        raise ValueError(f"{file}: not a readable .npy array: {numpy_error(error)}") from error
     is_array = isinstance(array, np.ndarray)
     if not is_array or array.dtype not in dtypes or array.ndim not in [len(shape.split()) for shape in shapes]:
         allowed = f"{' or '.join(each.__name__ for each in dtypes)} of shape {' or '.join(f'({s})' for s in shapes)}"

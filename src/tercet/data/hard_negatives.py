@@ -193,8 +193,11 @@ class HardNegativeSampler:
         image_position = position * self._image_counts[captions] // self._caption_counts[images]
         i = torch.from_numpy(self.table.images[captions.numpy(), image_position.numpy()]).long()
         count = self._captions_per_image[i]
-        other = self._by_owner[self._starts[i] + (u * count).long().clamp(max=count - 1)]
+        position_of_other = self._starts[i] + (u * count).long().minimum(count - 1)
+        other = self._by_owner[position_of_other.clamp(min=0, max=len(self.owners) - 1)]
         second = (i, t) if self.negative_pairs == 1 else (self.owners[t], other)
+        # A distractor i- has no caption: (i-', t-') then repeats (i-, t-).
+        second = torch.where(count > 0, second[0], i), torch.where(count > 0, second[1], t)
         return SampledNegatives(torch.stack([i, second[0]], dim=1), torch.stack([t, second[1]], dim=1))
 
     @property

@@ -4,7 +4,7 @@ A resumed run recomputes the list of an epoch and continues from its position in
 """
 
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,16 +21,24 @@ class BatchIndices(NamedTuple):
 
 
 def pair_batches(
-    owners: Int[Tensor, " caption"], batch_size: int, *, seed: int, epoch: int, keep_short: bool = False
+    owners: Int[Tensor, " caption"],
+    batch_size: int,
+    *,
+    seed: int,
+    epoch: int,
+    keep_short: bool = False,
+    more_pairs: Int[Tensor, "pair 2"] | None = None,
 ) -> list[BatchIndices]:
-    """Every caption once, paired with its image. An image can occur twice in a batch; equal ids then mark positives.
+    """Every caption once, paired with its image; then also each of `more_pairs`, (image, caption), once.
 
+    An image, or a caption with several images, can occur twice in a batch; equal ids and masks then mark positives.
     The last batch is dropped if it is incomplete, unless `keep_short`.
     """
-    order = torch.randperm(len(owners), generator=seeded(seed, epoch))
+    pairs = _all_pairs(owners, more_pairs)
+    order = torch.randperm(len(pairs), generator=seeded(seed, epoch))
     return [
-        BatchIndices(owners[captions], captions, step_seed(seed, epoch, position))
-        for position, captions in enumerate(_chunks(order, batch_size, keep_short))
+        BatchIndices(pairs[chunk, 0], pairs[chunk, 1], step_seed(seed, epoch, position))
+        for position, chunk in enumerate(_chunks(order, batch_size, keep_short))
     ]
 
 
@@ -42,25 +50,28 @@ def image_batches(
     seed: int,
     epoch: int,
     keep_short: bool = False,
+    more_pairs: Int[Tensor, "pair 2"] | None = None,
 ) -> list[BatchIndices]:
     """Every image once, with `captions_per_image` random captions, drawn again each epoch; None takes all captions.
 
-    An image with fewer captions contributes all of them. `batch_size` counts images.
+    An image with fewer captions contributes all of them, one without any is left out. `batch_size` counts images. A
+    caption of several images, by `more_pairs`, may be drawn for each of them.
     """
     if captions_per_image is not None and captions_per_image < 1:
         raise ValueError(f"captions_per_image must be at least 1, got {captions_per_image}")
     generator = seeded(seed, epoch)
-    image_count = int(owners.max()) + 1 if len(owners) else 0
-    order = torch.randperm(image_count, generator=generator)
-    # The captions of each image in random order: a stable sort by owner keeps the order of the shuffle.
-    shuffled = torch.randperm(len(owners), generator=generator)
-    by_owner = shuffled[owners[shuffled].argsort(stable=True)]
-    counts = torch.bincount(owners, minlength=image_count)
+    pairs = _all_pairs(owners, more_pairs)
+    counts = torch.bincount(pairs[:, 0])
+    with_captions = counts.nonzero()[:, 0]
+    order = with_captions[torch.randperm(len(with_captions), generator=generator)]
+    # The captions of each image in random order: a stable sort by image keeps the order of the shuffle.
+    shuffled = pairs[torch.randperm(len(pairs), generator=generator)]
+    by_image = shuffled[shuffled[:, 0].argsort(stable=True), 1]
     starts = counts.cumsum(0) - counts
     taken = counts if captions_per_image is None else counts.clamp(max=captions_per_image)
     index_batches = []
     for position, images in enumerate(_chunks(order, batch_size, keep_short)):
-        captions = torch.cat([by_owner[starts[image] : starts[image] + taken[image]] for image in images.tolist()])
+        captions = torch.cat([by_image[starts[image] : starts[image] + taken[image]] for image in images.tolist()])
         index_batches.append(BatchIndices(images, captions, step_seed(seed, epoch, position)))
     return index_batches
 
@@ -81,8 +92,10 @@ class EpochSampler:
         seed: int,
         steps: int | None = None,
         batches_per_step: int = 1,
+        more_pairs: Int[Tensor, "pair 2"] | None = None,
     ) -> None:
         self.owners, self.batch_size, self.captions_per_image, self.seed = owners, batch_size, captions_per_image, seed
+        self.more_pairs = more_pairs
         self._batches_per_pass = len(self.pass_over(0))
         self.steps_per_epoch = steps or self._batches_per_pass // batches_per_step
         self._batches_per_epoch = self.steps_per_epoch * batches_per_step
@@ -100,9 +113,10 @@ class EpochSampler:
 
     def pass_over(self, number: int) -> list[BatchIndices]:
         """The batches of one pass."""
+        common: dict[str, Any] = {"seed": self.seed, "epoch": number, "more_pairs": self.more_pairs}
         if self.captions_per_image is None:
-            return pair_batches(self.owners, self.batch_size, seed=self.seed, epoch=number)
-        return image_batches(self.owners, self.batch_size, self.captions_per_image, seed=self.seed, epoch=number)
+            return pair_batches(self.owners, self.batch_size, **common)
+        return image_batches(self.owners, self.batch_size, self.captions_per_image, **common)
 
 
 def by_length(lengths: Int[np.ndarray, " item"], batch_size: int) -> list[Int[Tensor, " _"]]:
@@ -112,6 +126,11 @@ def by_length(lengths: Int[np.ndarray, " item"], batch_size: int) -> list[Int[Te
     """
     order = torch.from_numpy(np.argsort(lengths, kind="stable"))
     return list(order.split(batch_size))
+
+
+def _all_pairs(owners: Int[Tensor, " caption"], more_pairs: Int[Tensor, "more 2"] | None) -> Int[Tensor, "pair 2"]:
+    own = torch.stack([owners, torch.arange(len(owners))], dim=1)
+    return own if more_pairs is None else torch.cat([own, more_pairs])
 
 
 def _chunks(order: Int[Tensor, " item"], size: int, keep_short: bool) -> list[Int[Tensor, " _"]]:

@@ -37,7 +37,9 @@ def numbered_lines(file: Path, errors: ErrorPolicy) -> Iterator[tuple[int, str |
                 yield number, line.rstrip(b"\r\n").decode("utf-8")
             except UnicodeDecodeError as error:
                 byte = line[error.start]
-                errors.report(f"{file}, line {number}", f"not UTF-8 (byte 0x{byte:02x} at column {error.start + 1})")
+                where = f"{file}, line {number}"
+                reason = f"not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}): save the file as UTF-8"
+                errors.report(where, reason)
                 yield number, None
 
 
@@ -56,14 +58,14 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"{file}: invalid JSON: nested too deeply") from error
 
 
-def caption_error(text: object) -> str | None:
-    """Why this is not a valid caption, or None if it is."""
+def caption_error(text: object, noun: str = "caption") -> str | None:
+    """Why this is not a valid caption, query or passage, or None if it is."""
     if not isinstance(text, str):
-        return f"expected a caption string, got {type(text).__name__}"
+        return f"expected a {noun} string, got {type(text).__name__}"
     if len(text) > MAX_CAPTION_LENGTH:
-        return f"caption of {len(text):,} characters: at most {MAX_CAPTION_LENGTH:,} are read"
+        return f"{noun} of {len(text):,} characters: at most {MAX_CAPTION_LENGTH:,} are read"
     if not text.strip():
-        return "empty caption"
+        return f"empty {noun}"
     if any("\ud800" <= character <= "\udfff" for character in text):
-        return "lone surrogate in the caption: it cannot be encoded as UTF-8"
+        return f"lone surrogate in the {noun}: it cannot be encoded as UTF-8"
     return None

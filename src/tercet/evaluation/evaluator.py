@@ -43,6 +43,7 @@ class Task:
     ties: str = "against"
     image_ids: Int[np.ndarray, " image"] | None = None
     caption_ids: Int[np.ndarray, " caption"] | None = None
+    more_pairs: Int[Tensor, "pair 2"] | None = None
 
 
 def run_protocol(name: str | None, task: Task) -> Evaluation:
@@ -51,11 +52,13 @@ def run_protocol(name: str | None, task: Task) -> Evaluation:
     if name not in PROTOCOLS:
         hint = suggest(name, PROTOCOLS, cutoff=0.4)
         raise ValueError(f"no protocol {name!r}{hint}; known: {', '.join(PROTOCOLS)}")
+    if task.more_pairs is not None and name != "custom":
+        raise ValueError(f"protocol {name} expects captions of one image each: use custom for several positives")
     return PROTOCOLS[name](task)
 
 
 def _custom(task: Task) -> Evaluation:
-    ranks = rank_positives(task.tiles, Positives.of_owners(task.owners), ties=task.ties)
+    ranks = rank_positives(task.tiles, Positives.of_owners(task.owners, task.more_pairs), ties=task.ties)
     return Evaluation(metrics_of(ranks), ranks)
 
 
@@ -264,8 +267,12 @@ def evaluate_tiles(
     ties: str = "against",
     image_ids: Int[Tensor, " image"] | None = None,
     caption_ids: Int[Tensor, " caption"] | None = None,
+    more_pairs: Int[Tensor, "pair 2"] | None = None,
 ) -> Evaluation:
-    """Evaluate any tiled similarity, also ensembles and cross attention; used by `tercet evaluate`."""
+    """Evaluate any tiled similarity, also ensembles and cross attention; used by `tercet evaluate`.
+
+    `more_pairs`: (image, caption) rows that match besides those of `owners`. An image without captions is a candidate.
+    """
     if not tiles.images or not tiles.captions:
         raise ValueError(f"nothing to evaluate: {tiles.images} images and {tiles.captions} captions")
     task = Task(
@@ -274,6 +281,7 @@ def evaluate_tiles(
         ties,
         _checked_ids("image_ids", image_ids, tiles.images),
         _checked_ids("caption_ids", caption_ids, tiles.captions),
+        more_pairs,
     )
     return run_protocol(protocol, task)
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from tercet.evaluation.ranks import DirectionRanks, Ranks, RankTable
 from tercet.plugins import all_of
@@ -185,7 +187,8 @@ def contributions(ranks: RankTable, metric: str = "rsum") -> Float[np.ndarray, "
     """Return the contribution of each image to a metric, from the ranks that a run stored; their mean is the metric.
 
     Captions of one image are not independent, images are: an image contributes for itself and its captions, so that
-    two models can be compared image by image.
+    two models can be compared image by image. Where captions have several images, all that positives connect is one
+    observation, in place of an image; images without a positive are none.
 
     >>> ranks = {"image": [0, 0, 1], "caption": [0, 1, 2], "i2t_rank": [1, 2, 9], "t2i_rank": [1, 2, 7]}
     >>> contributions(RankTable({name: np.array(array) for name, array in ranks.items()}), "i2t_r1")
@@ -198,29 +201,37 @@ def contributions(ranks: RankTable, metric: str = "rsum") -> Float[np.ndarray, "
         return np.mean([contributions(ranks, f"{direction}_r{k}") for k in CUTOFFS], axis=0)
     if direction not in ("i2t", "t2i") or name not in all_metrics():
         raise ValueError(f"{metric!r} cannot be split by image; allowed: {', '.join(metric_names())}")
-    images = int(ranks.image(direction).max()) + 1
+    observation = _observations(ranks, direction)
+    count = int(observation.max()) + 1
     if name in RECALL_CUTOFFS:
-        hits = _i2t_hits if direction == "i2t" else _t2i_hits
-        return 100 * hits(ranks, RECALL_CUTOFFS[name], images)
+        return 100 * _hits(ranks, direction, RECALL_CUTOFFS[name], observation, count)
     of_queries, order = QueryRanks.of(ranks.anchor(direction), ranks.rank(direction))
     metric_of = all_metrics()[name]
     values = metric_of.scale * metric_of.per_query(of_queries)
-    image_of_query = ranks.image(direction)[order][of_queries.nth == 1]
-    return np.bincount(image_of_query, values, minlength=images) * (images / len(values))
+    of_query = observation[order][of_queries.nth == 1]
+    return np.bincount(of_query, values, minlength=count) * (count / len(values))
 
 
-def _i2t_hits(ranks: RankTable, cutoff: int, images: int) -> np.ndarray:
-    """Return 1 for images whose best caption is within the cutoff, scaled so that the mean is the recall."""
-    image = ranks.image("i2t")
-    has_positive = np.bincount(image, minlength=images) > 0
-    hit = np.bincount(image, ranks.rank("i2t") <= cutoff, minlength=images) > 0
-    return hit * (images / has_positive.sum())
+def _observations(ranks: RankTable, direction: str) -> Int[np.ndarray, " pair"]:
+    """Return the observation of each pair: its image, or what is connected to it if captions have several images."""
+    image, caption = ranks.image(direction), ranks.caption(direction)
+    if not ranks.symmetric:
+        return image
+    if len(np.unique(caption)) == len(caption):
+        return np.asarray(np.unique(image, return_inverse=True)[1])
+    images, nodes = int(image.max()) + 1, int(image.max()) + int(caption.max()) + 2
+    edges = coo_array((np.ones(len(image)), (image, images + caption)), shape=(nodes, nodes))
+    labels = connected_components(edges, directed=False)[1]  # ascending by the first image
+    return np.asarray(np.unique(labels[image], return_inverse=True)[1])
 
 
-def _t2i_hits(ranks: RankTable, cutoff: int, images: int) -> np.ndarray:
-    """Return, per image, its captions that rank it within the cutoff, divided by the mean captions per image."""
-    image = ranks.image("t2i")
-    return np.bincount(image, ranks.rank("t2i") <= cutoff, minlength=images) * (images / len(image))
+def _hits(
+    ranks: RankTable, direction: str, cutoff: int, observation: Int[np.ndarray, " pair"], count: int
+) -> Float[np.ndarray, " observation"]:
+    """Return, per observation, its queries with a positive within the cutoff, divided by the mean number of queries."""
+    _, first, query = np.unique(ranks.anchor(direction), return_index=True, return_inverse=True)
+    hit = np.bincount(query, ranks.rank(direction) <= cutoff) > 0
+    return np.bincount(observation[first], hit, minlength=count) * (count / len(first))
 
 
 @dataclass(frozen=True)

@@ -70,11 +70,13 @@ class Positives:
         return self.i2t is self.t2i
 
     @staticmethod
-    def of_owners(owners: Int[Tensor, " caption"]) -> "Positives":
-        """Pair every caption with its image."""
+    def of_owners(owners: Int[Tensor, " caption"], more_pairs: Int[Tensor, "pair 2"] | None = None) -> "Positives":
+        """Pair every caption with its image, and with the further ones of `more_pairs`: (image, caption) rows."""
         rows = owners.cpu().numpy().astype(np.int64)
         order = np.argsort(rows, kind="stable")
         pairs = PositivePairs(rows[order], order)
+        if more_pairs is not None:
+            pairs |= PositivePairs.of(more_pairs.cpu().numpy())
         return Positives(pairs, pairs)
 
     @staticmethod

@@ -44,9 +44,14 @@ class RankTable:
 
     arrays: Mapping[str, np.ndarray]
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether both directions have the same pairs."""
+        return "image" in self.arrays
+
     def image(self, direction: str) -> Items:
         """The image of each pair; pairs differ by direction if the positives do."""
-        return self.arrays["image"] if "image" in self.arrays else self.arrays[f"{direction}_image"]
+        return self.arrays["image"] if self.symmetric else self.arrays[f"{direction}_image"]
 
     def caption(self, direction: str) -> Items:
         return self.arrays["caption"] if "caption" in self.arrays else self.arrays[f"{direction}_caption"]
@@ -70,13 +75,13 @@ class RankTable:
         np.minimum.at(best, anchor, self.rank(direction))
         return best
 
-    def shares_ahead(self) -> tuple[float, float]:
+    def shares_ahead(self, images: int | None = None, captions: int | None = None) -> tuple[float, float]:
         """Mean share of negatives ranked ahead of a positive, image to text and text to image.
 
-        All images and captions of the split need a positive: their number is taken from the pairs.
+        The numbers of images and captions of the split are taken from the pairs if they are not given.
         """
         image = self.image("i2t")
-        images, captions = int(image.max()) + 1, int(self.caption("t2i").max()) + 1
+        images, captions = images or int(image.max()) + 1, captions or int(self.caption("t2i").max()) + 1
         negative_captions = captions - np.bincount(image, minlength=images)[image]
         i2t = (self.rank_negatives("i2t") - 1) / np.maximum(negative_captions, 1)
         return float(np.mean(i2t)), float(np.mean((self.rank_negatives("t2i") - 1) / max(images - 1, 1)))

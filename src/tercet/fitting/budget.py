@@ -104,7 +104,7 @@ def make_plan(
 ) -> Plan:
     """The plan that fits into the budget. `encodes`: features have to be extracted; `indexes`: an index is made."""
     budget = 60 * minutes
-    per_image = measured.image * ((1 if encodes else 0) + (1 if indexes else 0))
+    per_image = measured.image if encodes or indexes else 0.0  # once: the index reads features that are on disk
     per_caption = measured.caption if encodes else 0.0
     full = per_image * sum(images.values()) + per_caption * sum(captions.values())
     share = min(1.0, ENCODING_SHARE * budget / full) if full else 1.0
@@ -119,9 +119,9 @@ def make_plan(
         found = _training(WHOLE, kept["train"], objectives, measured.whole_step, left)
         if found[1] <= left:
             return _plan(minutes, WHOLE, used, images, found, {"index": index}, measured)
-    left = TRAINING_SHARE * (budget - features - index)
+    left = TRAINING_SHARE * (budget - features)
     found = _training(FEATURES, kept["train"], objectives, measured.heads_step, left)
-    return _plan(minutes, FEATURES, used, images, found, {"features": features, "index": index}, measured)
+    return _plan(minutes, FEATURES, used, images, found, {"features": features}, measured)
 
 
 def _training(

@@ -91,7 +91,9 @@ class Fitted:
             console.print()
         console.print(self.comparison.verdict, highlight=False, markup=False)
         console.print()
-        console.print(metrics_table(self.metrics, f"{self.name}, {self.split}").terminal())
+        console.print(
+            metrics_table(self.metrics, f"{self.name}, {self.split}", self.comparison.results.sides).terminal()
+        )
         console.print()
         for line in self.lines():
             console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -101,7 +103,7 @@ def fit_with(given: Mapping[str, Any]) -> Fitted:
     """`tercet.fit` with the settings that the caller gave, by name."""
     named = dict(given)
     if "data" in given:
-        named["data"] = name_data(given["data"], given.get("images"))
+        named["data"] = name_data(given)
     if "objectives" in given:
         several = isinstance(given["objectives"], (list, tuple))
         named["objectives"] = [spec_of(each) for each in (given["objectives"] if several else [given["objectives"]])]
@@ -159,7 +161,8 @@ class _Fit:
             failures = "; ".join(f"{failure.name}: {failure.why}" for failure in comparison.results.failures[:3])
             raise ValueError(f"no run of the comparison finished: {failures}")
         model, name, metrics = _chosen(comparison)
-        index = self._index(data, model)
+        any_run = next(iter(comparison.results.runs[comparison.results.names()[0]].values()))
+        index = self._index(data, model, Path(str(runs.read_settings(any_run.folder)["data"])))
         result: dict[str, Any] = {
             "model": str(model),
             "chosen": name,
@@ -264,7 +267,7 @@ class _Fit:
         settings = replace(settings, model_settings={"embed_dim": sizes.image})
         return replace(settings, train={**settings.train, "init_from": str(start)})
 
-    def _index(self, data: str, model: Path) -> Path | None:
+    def _index(self, data: str, model: Path, features: Path) -> Path | None:
         """The index of all images that are used; None if the model reads no images, or if faiss is not installed."""
         preprocessor = load(model).preprocessor
         dataset = open_data(data, images=self.settings.images)
@@ -277,7 +280,7 @@ class _Fit:
             return None
         target = self.folder / INDEX
         with ConsoleProgress(self.console) as progress:
-            build_index(IndexSettings(model, data, self.settings.images, out=target), progress)
+            build_index(IndexSettings(model, data, self.settings.images, out=target), progress, [features])
         return target
 
     def _say(self, text: str) -> None:

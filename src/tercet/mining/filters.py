@@ -33,8 +33,7 @@ class ExcludedPairs:
 
     def __init__(self, data: PairedData, filters: FalseNegativeFilters) -> None:
         self.counts: dict[str, int] = {}
-        caption = torch.arange(len(data.owners))
-        pair_ids = [data.owners * len(data.owners) + caption]
+        pair_ids = [data.pairs[:, 0] * len(data.owners) + data.pairs[:, 1]]
         positives = pair_ids[0].sort().values
         for name, enabled, find in (
             ("near_duplicates", filters.near_duplicates, near_duplicates),
@@ -69,9 +68,15 @@ def similarity_caps(
     """Return the maximum similarity of negatives per image and per caption: the best positive minus the margin."""
     if filters.margin is None:
         return None
-    positive = split_scorer.of_pairs(data.owners, torch.arange(len(data.owners)))
-    best = torch.full((len(data.images),), -torch.inf).scatter_reduce_(0, data.owners, positive, "amax")
-    return best - filters.margin, positive - filters.margin
+    image, caption = data.pairs.unbind(dim=1)
+    positive = split_scorer.of_pairs(image, caption)
+    # An item without a positive has no limit.
+    best = [
+        torch.full((count,), -torch.inf).scatter_reduce_(0, item, positive, "amax")
+        for item, count in ((image, len(data.images)), (caption, len(data.owners)))
+    ]
+    of_images, of_captions = (limit.masked_fill(limit == -torch.inf, torch.inf) - filters.margin for limit in best)
+    return of_images, of_captions
 
 
 def excluded_counts(excluded: ExcludedPairs, filters: FalseNegativeFilters, over: list[int]) -> dict[str, int]:
@@ -82,10 +87,13 @@ def excluded_counts(excluded: ExcludedPairs, filters: FalseNegativeFilters, over
 
 def near_duplicates(data: PairedData) -> Int[Tensor, " pair"]:
     """Return pairs of an image and another image's caption that shares 80 % of its words with one of its captions."""
-    owners = data.owners.tolist()
+    images_of: list[list[int]] = [[] for _ in data.texts]
+    for image, caption in data.pairs.tolist():
+        images_of[caption].append(image)
     similar = list(near_duplicate_pairs([words_of(text) for text in data.texts]))
     both = [*similar, *((other, one) for one, other in similar)]
-    return torch.tensor([owners[one] * len(owners) + other for one, other in both], dtype=torch.long)
+    pairs = [image * len(data.owners) + other for one, other in both for image in images_of[one]]
+    return torch.tensor(pairs, dtype=torch.long)
 
 
 def known_pairs(data: PairedData) -> Int[Tensor, " pair"]:

@@ -68,14 +68,17 @@ class MiningConfig:
 
     def lengths(self, data: PairedData) -> tuple[int, int]:
         """Return the list lengths of images and captions without skipped ranks, at most the number of candidates."""
-        min_own_captions = int(data.owners.bincount(minlength=len(data.images)).min()) if len(data.owners) else 0
-        candidates = len(data.owners) - min_own_captions, len(data.images) - 1
+        own_captions, own_images = (
+            int(items.bincount(minlength=count).min()) if len(items) else 0
+            for items, count in zip(data.pairs.unbind(dim=1), (len(data.images), len(data.owners)), strict=True)
+        )
+        candidates = len(data.owners) - own_captions, len(data.images) - own_images
         requested, skip = (self.captions, self.images), self.filters.skip
         lengths = [min(k + skip, available) - skip for k, available in zip(requested, candidates, strict=True)]
         if min(lengths) < 1:
             raise ValueError(
-                f"--filter-skip-top {skip} leaves no negatives of {len(data.images):,} images and "
-                f"{len(data.owners):,} captions"
+                f"--filter-skip-top {skip} leaves no negatives of {len(data.images):,} {data.sides.images} and "
+                f"{len(data.owners):,} {data.sides.captions}"
             )
         return lengths[0], lengths[1]
 

@@ -22,6 +22,7 @@ from tercet.models.bfan import BFAN
 from tercet.models.clip import CLIP
 from tercet.models.heads import Heads
 from tercet.models.scan import SCAN
+from tercet.models.text_towers import TextTowers
 from tercet.models.vse_infinity import VSEInfinity
 from tercet.models.vsepp import VSEPP
 from tercet.models.vsrn import VSRN
@@ -49,6 +50,7 @@ SYSTEMS: dict[str, System] = {
     "bfan": BFAN,
     "xvlm": XVLM,
     "clip": CLIP,
+    "text-towers": TextTowers,
 }
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from tercet.hub import is_pretrained, is_siglip
-from tercet.recipes import bfan, clip, heads, scan, vse_infinity, vsepp, vsrn, xvlm
+from tercet.recipes import bfan, clip, heads, scan, text_towers, vse_infinity, vsepp, vsrn, xvlm
 from tercet.recipes.base import Recipe
 
 SYSTEMS = {
@@ -15,6 +15,7 @@ SYSTEMS = {
     "bfan": bfan,
     "xvlm": xvlm,
     "clip": clip,
+    "text-towers": text_towers,
 }
 DEFAULTS: dict[str, Recipe] = {name: module.DEFAULT for name, module in SYSTEMS.items()}
 RECIPES: dict[str, tuple[str, Recipe]] = {

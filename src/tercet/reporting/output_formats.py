@@ -123,7 +123,7 @@ class Thumbnail:
     source: str | None
     """Data URI; None if there is no image file: the page shows the name."""
     caption_fallback: str | None = None
-    """The first caption, if the data has no image files."""
+    """The first caption, if the data has no image files; the text of a passage."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,11 @@ def candidate_item(
 
 
 def thumbnail(split: Split, image: int, *, caption_fallback: bool) -> Thumbnail:
-    """With the first caption of the image as alt text."""
+    """With the first caption of the image as alt text; a passage is shown as its text."""
     name = split.image_names[image]
+    if split.image_texts is not None:
+        text = split.image_texts[image]
+        return Thumbnail(name, f"{name}: {text}", None, text)
     first = split.texts[int(np.searchsorted(split.owners, image))]
     alt = f"{name}: {first}"
     if split.image_files is None:

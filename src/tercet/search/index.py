@@ -12,18 +12,18 @@ Embeddings are cached batch by batch: a kill costs one batch, and no image is em
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
-from PIL import Image
 
 from tercet.console import SILENT, Progress, printable
+from tercet.data.collate import prefetch
 from tercet.data.feature_array import map_array
-from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, open_image
+from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, PassageText, open_image
 from tercet.data.textio import read_json
 from tercet.search.embedding_cache import EmbeddingCache
 from tercet.search.indexed_regions import REGIONS, ROW_CHECKSUMS, IndexedRegions
@@ -41,15 +41,40 @@ from tercet.storage import (
     sync_file,
     write_manifest,
 )
+from tercet.types import IMAGE_TEXT, Sides
 
 MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
 GENERATION = re.compile(r"generation_\d{6}")
 UNREADABLE, UNFINISHED = "unreadable.txt", "unfinished"
 EMBED_BATCH_SIZE = 32  # images embedded, and cached, together
+KNOWN_BATCH_SIZE = 512  # the same of images whose features are known
 
 ImagesToIndex = Mapping[str, tuple[ImageSource, tuple[str, ...]]]
 """Path -> (image, captions), in index order."""
-Embed = Callable[[list[Image.Image]], IndexedVectors]
+Embed = Callable[[list[Any]], IndexedVectors]
+"""Embeds decoded images, or the texts of passages."""
+
+
+class _Unreadable(dict[str, str]):
+    """Path -> why the image cannot be read; raises instead if such images are not skipped."""
+
+    def __init__(self, *, skip: bool) -> None:
+        super().__init__()
+        self.skip = skip
+
+    def __setitem__(self, path: str, reason: str) -> None:
+        if not self.skip:
+            raise ValueError(f"{reason} (--skip-bad skips such images and lists them)")
+        super().__setitem__(path, reason)
+
+
+@runtime_checkable
+class KnownImages(Protocol):
+    """Embeds images by the SHA-256 of their files, without reading them; see `StoredFeatures`."""
+
+    def __contains__(self, checksum: str) -> bool: ...
+
+    def embed(self, checksums: Sequence[str]) -> IndexedVectors: ...
 
 
 @dataclass(frozen=True)
@@ -114,12 +139,17 @@ def update_index(
     kind: Kind | None = None,
     store: str | None = None,
     source: str | None = None,
+    known: KnownImages | None = None,
+    skip_bad: bool = True,
+    sides: Sides = IMAGE_TEXT,
     progress: Progress = SILENT,
 ) -> IndexUpdate:
-    """Make the index contain exactly these images; only new and changed ones are embedded.
+    """Make the index contain exactly these images; only new and changed ones are embedded, without decoding `known`
+    ones.
 
     `kind` and `store` default to those of the existing index, or flat and faiss. `source` is the dataset, for images
-    that are not files of their own.
+    that are not files of their own. An image that cannot be read is skipped and listed; without `skip_bad`, the first
+    raises `ValueError`, and what was embedded before it is kept for the next update.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder):
@@ -134,18 +164,21 @@ def update_index(
                 "vectors of two models; choose another folder or remove this one"
             )
         old_items = {} if existing is None else {item.path: item for item in existing.items}
-        errors: dict[str, str] = {}
+        errors = _Unreadable(skip=skip_bad)
         items = dict(_scan(image_files, old_items, errors))
         cache = EmbeddingCache(folder / UNFINISHED, model["weights"])
         if existing is not None:
             cache.add([item.checksum for item in existing.items], existing.vectors, existing.regions)
+        if known is not None:
+            _embed_known(items.values(), known, cache)
         to_embed = [path for path, item in items.items() if item.checksum not in cache]
         _embed(to_embed, items, image_files, embed, cache, errors, progress)
         readable = [item for path, item in items.items() if path not in errors]
         if not readable:
             first_error = f"; first error: {next(iter(errors.values()))}" if errors else ""
-            raise ValueError(f"none of {len(image_files):,} images could be read{first_error}")
-        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, store, source)
+            raise ValueError(f"none of {len(image_files):,} {sides.images} could be read{first_error}")
+        described = {"source": source, "sides": sides.kind}
+        recall = _write_generation(folder, existing, readable, cache, errors, model, kind, store, described)
         cache.delete_files()
     added = [item for item in readable if item.path not in old_items]
     changed = [item for item in readable if item.path in old_items and old_items[item.path].checksum != item.checksum]
@@ -188,7 +221,16 @@ def _scan(
         except ValueError as error:
             errors[path] = str(error)
             continue
-        yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content))
+        text = image_file.text if isinstance(image_file, PassageText) else None
+        yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content), text)
+
+
+def _embed_known(items: Iterable[Item], known: KnownImages, cache: EmbeddingCache) -> None:
+    checksums = list(dict.fromkeys(item.checksum for item in items))
+    checksums = [checksum for checksum in checksums if checksum in known and checksum not in cache]
+    for start in range(0, len(checksums), KNOWN_BATCH_SIZE):
+        batch = checksums[start : start + KNOWN_BATCH_SIZE]
+        cache.save(batch, known.embed(batch))
 
 
 def _embed(
@@ -200,20 +242,32 @@ def _embed(
     errors: dict[str, str],
     progress: Progress,
 ) -> None:
-    bar = progress.bar("embedding", len(to_embed))
-    for start in range(0, len(to_embed), EMBED_BATCH_SIZE):
-        batch: dict[str, Image.Image] = {}
-        for path in to_embed[start : start + EMBED_BATCH_SIZE]:
+    def read(paths: list[str]) -> dict[str, tuple[Item, Any] | str]:
+        """Path -> the item and its image or text, or the error."""
+        found: dict[str, tuple[Item, Any] | str] = {}
+        for path in paths:
             try:
                 item, content = _read_again(items[path], image_files[path][0])
-                items[path] = item
-                if item.checksum not in cache and item.checksum not in batch:  # else a copy under another name
-                    batch[item.checksum] = open_image(ImageBytes(content, str(image_files[path][0])))
+                of_image = ImageBytes(content, str(image_files[path][0]))
+                found[path] = item, open_image(of_image) if item.text is None else item.text
             except ValueError as error:
-                errors[path] = str(error)
+                found[path] = str(error)
+        return found
+
+    bar = progress.bar("embedding", len(to_embed))
+    groups = (to_embed[start : start + EMBED_BATCH_SIZE] for start in range(0, len(to_embed), EMBED_BATCH_SIZE))
+    for group in prefetch(read, groups, workers=1):  # the next images are decoded while these are encoded
+        batch: dict[str, Any] = {}
+        for path, result in group.items():
+            if isinstance(result, str):
+                errors[path] = result
+                continue
+            items[path], image = result
+            if items[path].checksum not in cache:  # else a copy under another name
+                batch.setdefault(items[path].checksum, image)
         if batch:
             cache.save(list(batch), embed(list(batch.values())))
-        bar.update(min(start + EMBED_BATCH_SIZE, len(to_embed)))
+        bar.advance(len(group))
 
 
 def _read_again(item: Item, image_file: ImageSource) -> tuple[Item, bytes]:
@@ -234,7 +288,7 @@ def _write_generation(
     model: dict[str, Any],
     kind: Kind,
     store_name: str,
-    source: str | None,
+    described: Mapping[str, Any],
 ) -> float | None:
     """Write a generation, then the manifest that names it, then delete the previous one. Return the recall of HNSW."""
     number = 1 if existing is None else int(existing.manifest["generation"].split("_")[1]) + 1
@@ -253,7 +307,7 @@ def _write_generation(
     recall = measure_recall(store, vectors) if kind != "flat" else None
     manifest = {"what": "index", "model": model, "generation": generation.name, "kind": kind, "recall": recall}
     manifest |= {"store": store_name, "format_version": FORMAT_VERSION}
-    manifest |= {"items": len(items), "dim": vectors.shape[1], "source": source}
+    manifest |= {"items": len(items), "dim": vectors.shape[1]} | dict(described)
     for file in generation.iterdir():
         sync_file(file)
     manifest[CHECKSUMS] = checksums_of(generation, [file.name for file in generation.iterdir() if file.name != REGIONS])

@@ -8,28 +8,35 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tercet.data.dataset import DataSet
+from tercet.data.dataset import DataSet, Split
 from tercet.data.formats import open_data
 from tercet.data.formats.builder import is_below, outside
-from tercet.data.image_io import SUFFIXES, ImageFile, ImageSource
+from tercet.data.image_io import SUFFIXES, ImageFile, ImageSource, PassageText
 
 
 @dataclass(frozen=True)
 class Item:
-    """An indexed image and its captions."""
+    """An indexed image and its captions, or an indexed passage and its queries."""
 
     path: str
-    """Absolute path; for an image inside a data file, that file and the name in it."""
+    """Absolute path; for an image inside a data file, that file and the name in it; the id of a passage."""
     captions: tuple[str, ...]
     size: int
     """Bytes."""
     modified: int | None
     """Modification time of the file in nanoseconds; None inside a data file."""
     checksum: str
+    text: str | None = None
+    """Of a passage."""
+
+    @property
+    def name(self) -> str:
+        """The file name, or the id of a passage."""
+        return Path(self.path).name if self.text is None else self.path
 
 
 def checksum_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
+    return hashlib.sha256(content).hexdigest()
 
 
 def write_items(file: Path, items: Sequence[Item]) -> None:
@@ -42,11 +49,13 @@ def read_items(file: Path) -> list[Item]:
         lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not index items: {error}") from error
     for line_number, line in enumerate(lines[:-1], start=1):
         try:
             content = json.loads(line)
             items.append(Item(**content | {"captions": tuple(content["captions"])}))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{file}, line {line_number}: not an index item: {error}") from error
     return items
 
@@ -85,15 +94,31 @@ def images_in_dataset(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tu
     images: dict[str, tuple[ImageSource, tuple[str, ...]]] = {}
     for name in splits or data.splits:
         split = data.split(name)
-        if split.image_files is None:
-            raise ValueError(f"{data.path}: the split {name} has no image files to index; give a folder of images")
+        if split.image_texts is not None:
+            _add_passages(images, split)
+            continue
+        image_files = split.images()
+        if image_files is None:
+            why = data.no_images or "it has no image files"
+            raise ValueError(f"{data.path}: nothing to index in the split {name}: {why}; or give a folder of images")
         captions: list[list[str]] = [[] for _ in split.image_names]
         for text, owner in zip(split.texts, split.owners.tolist(), strict=True):
             captions[owner].append(text)
-        for image_file, image_captions in zip(split.image_files, captions, strict=True):
+        for image_file, image_captions in zip(image_files, captions, strict=True):
             path = str(image_file.path.resolve()) if isinstance(image_file, ImageFile) else str(image_file)
             images[path] = (image_file, tuple(image_captions))
     return images
+
+
+def _add_passages(images: dict[str, tuple[ImageSource, tuple[str, ...]]], split: Split) -> None:
+    """Every passage, with its queries of all splits."""
+    assert split.image_texts is not None
+    queries: list[list[str]] = [[] for _ in split.image_names]
+    for passage, query in split.pairs().tolist():
+        queries[passage].append(split.texts[query])
+    for name, text, own in zip(split.image_names, split.image_texts, queries, strict=True):
+        known = images[name][1] if name in images else ()
+        images[name] = PassageText(text, name), (*known, *own)
 
 
 class IndexedImages:

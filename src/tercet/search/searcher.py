@@ -17,6 +17,7 @@ from tercet.interfaces import AttentionMap
 from tercet.search.index import Index, open_index
 from tercet.search.metadata import Item
 from tercet.search.two_stage import EncodedQuery, encode_for_index, encode_queries, needs_rerank, rerank_similarity
+from tercet.types import Sides
 
 MAX_QUERY_CHARS = 1000
 MAX_RESULTS = 1000
@@ -43,7 +44,7 @@ class Hit:
             "similarity": round(self.similarity, 6),
             "path": self.item.path,
             "captions": list(self.item.captions),
-        }
+        } | ({} if self.item.text is None else {"text": self.item.text})
 
 
 class Searcher:
@@ -67,6 +68,11 @@ class Searcher:
             raise ValueError(f"{path} is not the model that {folder} was built with; give that model with --model")
         return cls(index, retriever)
 
+    @property
+    def sides(self) -> Sides:
+        """What is searched, and what it is searched with."""
+        return self.retriever.sides
+
     @cached_property
     def numbers(self) -> dict[str, int]:
         """Image path -> row in the index."""
@@ -87,6 +93,8 @@ class Searcher:
 
     def search_image(self, image: str | Path | Image.Image, k: int = 10) -> list[Hit]:
         """Search by stage 1 only: re-ranking compares texts with images."""
+        if self.sides.image_is_text:
+            raise ValueError(f"{self.index.folder} holds {self.sides.images}: search it with a text, not an image")
         return self.nearest(encode_for_index(self.retriever, [image]).vectors, k)[0]
 
     def neighbours(self, number: int, k: int = 10) -> list[Hit]:

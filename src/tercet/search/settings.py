@@ -9,7 +9,7 @@ import tyro
 
 @dataclass(frozen=True)
 class IndexSettings:
-    """Embed images with a trained model and write a search index.
+    """Embed images, or passages, with a trained model and write a search index.
 
     Running it again updates the index: new and changed images are embedded, deleted ones are removed. An interrupted
     update resumes at the next batch; the old index stays in use until the new one is complete.
@@ -18,10 +18,19 @@ class IndexSettings:
     model: tyro.conf.Positional[Path]
     """Run folder or saved model that takes images; or a CLIP or SigLIP of Hugging Face, by folder or name, as it is."""
     images: str = "."
-    """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions."""
+    """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions; for a
+    model of two texts, a dataset with the passages."""
     image_folder: Path | None = None
     """Image folder of a dataset, if it is not beside it. Images that are neither below it nor below --images, such as
     by a symbolic link, are not read."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     splits: tuple[str, ...] = ()
     """Splits of a dataset to index; all if none is given."""
     out: Path = Path("index")

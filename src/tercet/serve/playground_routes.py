@@ -94,6 +94,8 @@ class Member:
     number: int
     checksum: str
     caption: str
+    text: str | None
+    """Of a passage, which has no image."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,9 @@ class PlaygroundBatch:
         if len(chosen) < 2:
             raise ValueError(f"{index_name}: a batch needs at least 2 images with captions, got {len(chosen)}")
         self.index_name = index_name
-        self.members = [Member(number, items[number].checksum, items[number].captions[0]) for number in chosen]
+        self.members = [
+            Member(number, items[number].checksum, items[number].captions[0], items[number].text) for number in chosen
+        ]
         queries = encode_queries(searcher.retriever, [member.caption for member in self.members])
         captions = torch.stack([query.vector for query in queries]).float().cpu()
         images = torch.from_numpy(np.asarray(searcher.index.vectors[chosen], dtype=np.float32))

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from tercet import runs
+from tercet.console import printable
 from tercet.serve.limits import MAX_LISTED_RUNS
 
 REPORT_PATH = re.compile(r"report\.html|figures/[\w+-]+\.(png|svg)")
@@ -81,12 +82,15 @@ class RunListing:
     def curves(self, name: str) -> Curves:
         lines = _lines(self._folder(name, runs.run_folders))
         validation = [
-            {key: line[key] for key in ("epoch", "step", *METRICS) if key in line}
+            _numbers(line, ("epoch", "step", *METRICS))
             for line in lines
             if line.get("split") == "validation" and not line.get("final") and isinstance(line.get("epoch"), int)
         ]
         counts = [
-            {"step": line["step"], **{direction: _counts(line["cocos"][direction]) for direction in DIRECTIONS}}
+            {
+                "step": line["step"],
+                **{direction: _numbers(line["cocos"][direction], COUNTS) for direction in DIRECTIONS},
+            }
             for line in lines
             if isinstance(line.get("step"), int) and _has_counts(line.get("cocos"))
         ]
@@ -123,10 +127,10 @@ def _run_info(folder: Path) -> RunInfo | None:
         idle_seconds = time.time() - (folder / runs.METRICS).stat().st_mtime
         latest: Mapping[str, Any] = next((line for line in reversed(lines) if "rsum" in line), {})
         return RunInfo(
-            folder.name,
-            Path(str(settings.get("data", ""))).name,
-            str(settings.get("model", "")),
-            str(settings.get("objective", "")),
+            printable(folder.name),
+            printable(Path(str(settings.get("data", ""))).name),
+            printable(str(settings.get("model", ""))),
+            printable(str(settings.get("objective", ""))),
             int(settings.get("seed") or 0),
             finished=runs.is_finished(folder),
             epoch=max([int(line.get("epoch") or 0) for line in lines if "split" in line], default=0),
@@ -135,7 +139,7 @@ def _run_info(folder: Path) -> RunInfo | None:
             idle_seconds=max(0.0, idle_seconds),
             metrics={name: latest[name] for name in METRICS if isinstance(latest.get(name), float)},
         )
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return None
 
 
@@ -158,27 +162,30 @@ def _has_counts(counts: Any) -> bool:
     return isinstance(counts, dict) and all(isinstance(counts.get(direction), dict) for direction in DIRECTIONS)
 
 
-def _counts(counts: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: counts.get(key) for key in COUNTS}
+def _numbers(line: Mapping[str, Any], keys: Sequence[str]) -> dict[str, int | float | None]:
+    """Those of the values that are numbers: a line of an unfinished run may be damaged."""
+    return {key: line[key] for key in keys if isinstance(line.get(key), int | float | None) and key in line}
 
 
 def _comparison_info(folder: Path) -> ComparisonInfo | None:
     """Return None if comparison.json is missing. A damaged one is listed without numbers."""
     if not (folder / runs.COMPARISON).is_file():
         return None
-    report = (folder / "report.html").is_file()
+    name, report = printable(folder.name), (folder / "report.html").is_file()
     try:
-        content = runs.read_comparison(folder)
+        content = runs.without_nan(runs.read_comparison(folder))
         rows = [_row(name, results) for name, results in content["results"].items() if results]
         rows.sort(key=lambda row: -row.means.get(content["metric"], 0.0))
-        return ComparisonInfo(folder.name, content["title"], content["verdict"], content["metric"], rows, report)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # `verdict` has lines of its own.
+        verdict = "\n".join(map(printable, content["verdict"].split("\n")))
+        return ComparisonInfo(name, printable(content["title"]), verdict, printable(content["metric"]), rows, report)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         verdict = f"{runs.COMPARISON} is damaged: run the comparison again"
-        return ComparisonInfo(folder.name, folder.name, verdict, METRICS[-1], [], report)
+        return ComparisonInfo(name, name, verdict, METRICS[-1], [], report)
 
 
 def _row(name: str, results: Sequence[Mapping[str, Any]]) -> Row:
     values = {metric: [float(run["metrics"][metric]) for run in results] for metric in METRICS}
     means = {metric: statistics.fmean(each) for metric, each in values.items()}
     deviations = {metric: statistics.stdev(each) for metric, each in values.items() if len(each) > 1}
-    return Row(name, len(results), means, deviations)
+    return Row(printable(name), len(results), means, deviations)

@@ -1,7 +1,6 @@
 """Routes of the search tab: search by text or image, image details, thumbnails, attention."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
@@ -35,12 +34,16 @@ class SearchHit:
     """Rank by the one-vector similarity of stage 1, if the results were re-ranked."""
     ranks: list[int | None] | None = None
     """Comparisons: rank under every model; null if the image is not in that index or was not re-ranked."""
+    text: str | None = None
+    """Of a passage, which has no image."""
 
 
 @dataclass(frozen=True)
 class SearchResponse:
     index: str
     results: list[SearchHit]
+    images: str = "images"
+    """What the results are called: images, or passages."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,20 @@ class ItemDetails:
     attention: bool
     """Whether the model has attention of words over regions."""
     neighbours: list[SearchHit]
+    sides: dict[str, str]
+    """What the index and its queries hold: image, images, caption; or passage, passages, query."""
 
 
 def to_search_hit(hit: Hit, ranks: list[int | None] | None = None) -> SearchHit:
     """Convert a hit for the API: file names only, paths of this machine are not sent."""
     item = hit.item
-    image = (file_name(item), item.checksum, list(item.captions))
-    return SearchHit(hit.number, hit.rank, round(hit.similarity, 6), *image, hit.first_rank, ranks)
+    image = (file_name(item), item.checksum, list(map(printable, item.captions)))
+    text = None if item.text is None else printable(item.text)
+    return SearchHit(hit.number, hit.rank, round(hit.similarity, 6), *image, hit.first_rank, ranks, text)
 
 
 def file_name(item: Item) -> str:
-    return printable(Path(item.path).name)
+    return printable(item.name)
 
 
 def search_routes(state: AppState) -> APIRouter:
@@ -75,7 +81,9 @@ def search_routes(state: AppState) -> APIRouter:
         check_query_text(q)
         check_k(k)
         loaded_index = state.indexes.get(index)
-        return SearchResponse(loaded_index.name, [to_search_hit(hit) for hit in await loaded_index.search(q, k)])
+        hits = await loaded_index.search(q, k)
+        images = loaded_index.searcher.sides.images
+        return SearchResponse(loaded_index.name, [to_search_hit(hit) for hit in hits], images)
 
     @routes.post("/api/search/image", openapi_extra=IMAGE_BODY)
     async def search_by_image(request: Request, index: IndexName = None, k: K = 24) -> SearchResponse:
@@ -97,7 +105,8 @@ def search_routes(state: AppState) -> APIRouter:
         searcher = state.index_with_item(number, index).searcher
         item, neighbours = searcher.index.items[number], await state.workers.run(searcher.neighbours, number, k)
         about = (number, file_name(item), list(item.captions), item.size, item.checksum)
-        return ItemDetails(*about, has_attention(searcher), [to_search_hit(hit) for hit in neighbours])
+        sides = {side: getattr(searcher.sides, side) for side in ("image", "images", "caption", "captions")}
+        return ItemDetails(*about, has_attention(searcher), [to_search_hit(hit) for hit in neighbours], sides)
 
     @routes.get("/api/items/{number}/image", response_class=Response)
     async def image(
@@ -114,6 +123,8 @@ def search_routes(state: AppState) -> APIRouter:
         item = loaded_index.searcher.index.items[number]
         if checksum not in (None, item.checksum):
             raise HTTPException(404, f"image {number} has another checksum: the index has changed")
+        if item.text is not None:
+            raise HTTPException(404, f"item {number} is a text and has no image")
         jpeg = await state.image_workers.run(state.thumbnails.get, item, loaded_index.source, IMAGE_SIZES[size])
         cache_control = CACHE_FOREVER if checksum else "no-cache"
         return Response(jpeg, media_type="image/jpeg", headers={"cache-control": cache_control})

@@ -161,13 +161,14 @@ class LoadedIndex:
         state = "failed" if self._error else "opening" if self._searcher is None else "ready"
         info: dict[str, Any] = {"name": self.name, "state": state, "error": self._error}
         if self._searcher is None:
-            return info | {"items": 0, "system": None, "captions": False, "reranks": False}
+            return info | {"items": 0, "system": None, "captions": False, "reranks": False, "images": "images"}
         index, retriever = self._searcher.index, self._searcher.retriever
         return info | {
             "items": len(index.items),
             "system": retriever.system,
             "captions": any(item.captions for item in index.items),
             "reranks": needs_rerank(retriever),
+            "images": retriever.sides.images,
         }
 
     def check_item(self, number: int) -> None:

@@ -42,7 +42,7 @@ def newest_state(folder: Path, log: Callable[[str], None], error_in: Callable[[S
     for file in _checkpoints(folder):
         try:
             manifest = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log(f"skipping damaged checkpoint {file.name}: {error}")
             continue
         if isinstance(manifest, dict):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.data.dataset import PairedData, Source
@@ -51,7 +51,7 @@ def tiles_of(model: RetrievalModel, images: Encoded, captions: Encoded) -> Tiles
 
 def evaluate_split(model: RetrievalModel, data: PairedData) -> Evaluation:
     """Return the metrics and the rank of every positive."""
-    return evaluate_tiles(tiles_of(model, *encode_split(model, data)), data.owners)
+    return evaluate_tiles(tiles_of(model, *encode_split(model, data)), data.owners, more_pairs=data.more_pairs)
 
 
 def check_select_metric(select_metric: str) -> None:
@@ -144,7 +144,19 @@ class EmbeddedSplit:
     model: RetrievalModel
     images: Encoded
     captions: Encoded
-    owners: Int[Tensor, " caption"]
+    pairs: Int[Tensor, "pair 2"]
+    """All positive (image, caption) pairs, the image that a caption belongs to first."""
+
+    def owner(self, caption: int) -> int:
+        """The image that is shown with a caption."""
+        return int(self.pairs[caption, 0])
+
+    def own(self, direction: str, query: int) -> Bool[np.ndarray, " candidate"]:
+        """Mask of the positives of a query."""
+        column, count = (0, len(self.captions)) if direction == "i2t" else (1, len(self.images))
+        mask = np.zeros(count, dtype=bool)
+        mask[self.pairs[self.pairs[:, column] == query, 1 - column].numpy()] = True
+        return mask
 
     def captions_for(self, image: int) -> Float[np.ndarray, " caption"]:
         return self._similarity(self.images[image : image + 1], self.captions[:])[0]

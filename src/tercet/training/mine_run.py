@@ -2,8 +2,10 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from tercet import runs
 from tercet.console import ConsoleProgress, print_lines
 from tercet.data.dataset import PairedData
 from tercet.data.formats import open_data
+from tercet.data.formats.columns import Columns
 from tercet.data.hard_negatives import (
     PAIRS,
     MinedTable,
@@ -29,15 +32,25 @@ from tercet.similarity import SplitScorer, split_scorer
 from tercet.storage import atomic_path, is_intact, seal, sha256_of
 from tercet.training import runtime
 from tercet.training.eval_loop import encode_split
-from tercet.training.evaluate_run import preprocess_split
+from tercet.training.evaluate_run import preprocess_split, read_split
 from tercet.training.settings import MineSettings
+from tercet.types import Sides
 
 
 def mine_table(settings: MineSettings) -> MinedTable:
     """Mine a split, or open the table if it exists, and print what it holds."""
     retriever = load(settings.model)  # before the data, so that a wrong path fails at once
-    name, images, features = _dataset_of(settings)
-    data = preprocess_split(retriever, name, open_data(name, images=images, features=features).split(settings.split))
+    settings = _with_data(settings)
+    assert settings.data is not None
+    dataset = open_data(
+        settings.data,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
+    split = read_split(dataset, settings.split, [retriever], skip_bad=settings.skip_bad)
+    data = preprocess_split(retriever, settings.data, split)
     filters = FalseNegativeFilters(
         settings.filter_skip_top,
         settings.filter_near_duplicates,
@@ -57,26 +70,29 @@ def mine_table(settings: MineSettings) -> MinedTable:
         make_scorer = partial(cached_scorer, retriever.model, data, log=progress.log)
         mined = mine(make_scorer, data, target, config, model, shortlist=shortlist, progress=progress)
     table = open_mined(target, data)
-    print_lines(f"{target} {'written' if mined else 'already exists'}: {_summary(table)}")
+    print_lines(f"{target} {'written' if mined else 'already exists'}: {_summary(table, data.sides)}")
     empty = count_empty_lists(target)
     if any(empty.values()):
         print_lines(
-            f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: training "
+            f"filters left no candidates for {_counts(data.sides, empty['images'], empty['captions'])}: training "
             "will refuse this table; mine again with weaker filters",
             to_stderr=True,
         )
     return table
 
 
-def _dataset_of(settings: MineSettings) -> tuple[str, Path | None, str | None]:
-    """(data, images, features): as given, else what the run was trained on."""
+def _with_data(settings: MineSettings) -> MineSettings:
+    """With the dataset as given, else that of the run, read as the run read it."""
     if settings.data is not None:
-        return settings.data, settings.images, settings.features
+        return settings
     if not (settings.model / runs.SETTINGS).exists():
         raise ValueError(f"{settings.model} is a saved model and does not name its dataset: give it as --data")
     saved = runs.read_settings(settings.model)
+    names = ("features", "skip_bad", "image_column", "caption_column", "split_column")
+    reading: dict[str, Any] = {name: getattr(settings, name) or saved.get(name) for name in names}
     images = settings.images or (None if saved.get("images") is None else Path(saved["images"]))
-    return str(saved["data"]), images, settings.features or saved.get("features")
+    reading["skip_bad"] = bool(reading["skip_bad"])
+    return replace(settings, data=str(saved["data"]), images=images, **reading)
 
 
 def table_of_epoch(
@@ -101,7 +117,7 @@ def table_of_epoch(
         empty = count_empty_lists(target)
         if any(empty.values()):
             log(
-                f"filters left no candidates for {empty['images']:,} images and {empty['captions']:,} captions: "
+                f"filters left no candidates for {_counts(data.sides, empty['images'], empty['captions'])}: "
                 "their lists of the previous table are kept"
             )
         for old in range(every, current - every, every):  # a resume may still need the previous table
@@ -153,9 +169,9 @@ def cached_scorer(
     )
     if images is not None and captions is not None:
         return split_scorer(model, images, captions)
-    log(f"encoding {len(data.images):,} images and {len(data.captions):,} captions")
+    log(f"encoding {_counts(data.sides, len(data.images), len(data.captions))}")
     encoded = encode_split(model, data)
-    for name, items in zip(("image", "caption"), encoded, strict=True):
+    for name, items in zip((data.sides.image, data.sides.caption), encoded, strict=True):
         if isinstance(items, Tensor) and not items.isfinite().all():
             row = int((~items.isfinite()).any(dim=1).nonzero()[0])
             raise ValueError(f"the embedding of {name} {row} has NaN or infinity: the weights of the model are invalid")
@@ -180,9 +196,13 @@ def _read_cached(file: Path, rows: int) -> Tensor | None:
     return torch.from_numpy(embeddings) if embeddings.shape[:1] == (rows,) else None
 
 
-def _summary(table: MinedTable) -> str:
+def _summary(table: MinedTable, sides: Sides) -> str:
     images, captions = len(table.captions), len(table.images)
     return (
-        f"{images:,} images with up to {table.captions.shape[1]:,} captions each, {captions:,} captions with up to "
-        f"{table.images.shape[1]:,} images each; use it with tercet train --mined"
+        f"{images:,} {sides.images} with up to {table.captions.shape[1]:,} {sides.captions} each, {captions:,} "
+        f"{sides.captions} with up to {table.images.shape[1]:,} {sides.images} each; use it with tercet train --mined"
     )
+
+
+def _counts(sides: Sides, images: int, captions: int) -> str:
+    return f"{images:,} {sides.images} and {captions:,} {sides.captions}"

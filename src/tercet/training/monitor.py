@@ -23,6 +23,11 @@ CHANCE = 0.9  # fraction of the mean rank of random guessing above which a model
 MIN_IMAGES = 20  # validation images below which the mean rank is too noisy to judge
 SMOOTHING = 0.95  # weight of the past in moving averages of throughput
 MAX_TRIPLETS, DIGITS = 128, 4  # logged per batch, and their decimals
+ADVICE = {  # for `tercet train`
+    "collapse": "Try all negatives first (--warmup-objective triplet), a lower --learning-rate, a longer "
+    "--warmup-epochs or, for a backbone, --unfreeze-epoch 1 --ramp-epoch 1",
+    "silent": "Try a larger margin, a larger --batch-size, or harder negatives",
+}
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -31,19 +36,19 @@ class NotFiniteError(ValueError):
 
 
 class HealthMonitor:
-    """Checks the data, logged steps and validation; logs each warning once."""
+    """Checks the data, logged steps and validation; logs each warning once, with advice."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log, self._logged = log, set[str]()
+    def __init__(self, log: Callable[[str], None], advice: Mapping[str, str] = ADVICE) -> None:
+        self._log, self._logged, self._advice = log, set[str](), advice
         self._consecutive: Counter[str] = Counter()
 
     def check_data(self, data: PairedData) -> None:
-        shared = _captions_with_shared_text(data)
+        shared, sides = _captions_with_shared_text(data), data.sides
         if shared:
             self._once(
                 "equal text",
-                f"{shared} captions have the same text as a caption of another image and count as negatives of that "
-                "image: --ignore-equal-text ignores such pairs",
+                f"{shared} {sides.captions} have the same text as a {sides.caption} of another {sides.image} and count "
+                f"as negatives of that {sides.image}: --ignore-equal-text ignores such pairs",
             )
 
     def check_step(
@@ -60,14 +65,12 @@ class HealthMonitor:
             "collapse",
             collapsed,
             f"collapse: all similarities are equal and the monitor is {at_margin:g}, the margin of every query. "
-            "Try all negatives first (--warmup-objective triplet), a lower --learning-rate, a longer --warmup-epochs "
-            "or, for a backbone, --unfreeze-epoch 1 --ramp-epoch 1",
+            f"{self._advice['collapse']}",
         )
         self._if_lasting(
             "silent",
             silent,
-            "no sample contributes to the gradient: it is exactly 0. Try a larger margin, a larger --batch-size, or "
-            "harder negatives",
+            f"no sample contributes to the gradient: it is exactly 0. {self._advice['silent']}",
         )
 
     def check_validation(self, metrics: Mapping[str, float], images: int, epoch: int) -> None:

@@ -5,24 +5,29 @@
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tercet import runs
+from tercet.data.bad_items import without_bad_features, without_bad_images
 from tercet.data.dataset import DataSet, PairedData, Source, Split, paired
 from tercet.data.encoders.extract import encoders_of
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
-from tercet.data.formats.from_python import DataLike, register_data
+from tercet.data.formats.columns import Columns
+from tercet.data.formats.from_python import register_data
+from tercet.data.grades import grades_checksum
 from tercet.data.hard_negatives import filters_of, is_shortlisted, table_checksum
 from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
+from tercet.data.textio import ErrorPolicy
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
 from tercet.hub import is_pretrained
 from tercet.in_memory import code_in_memory
@@ -34,6 +39,8 @@ from tercet.models.parts.backbone import max_positions as max_positions_of
 from tercet.names import flag, is_in_memory, short_name, split_settings
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
+from tercet.objectives.base import TAKE_WEIGHTS
+from tercet.objectives.custom import CustomLoss
 from tercet.objectives.registry import spec_of
 from tercet.plugins import is_file_name, source_checksum
 from tercet.training.eval_loop import check_select_metric
@@ -60,6 +67,8 @@ class PreparedData:
     sizes: dict[str, Any]
     """Model settings that depend on the data."""
     preprocessor: Preprocessor
+    skipped: tuple[str, ...] = ()
+    """Every item that --skip-bad skipped, with the reason."""
 
     @cached_property
     def checksum(self) -> str:
@@ -128,13 +137,23 @@ class PreparedData:
 
 def prepare_data(settings: TrainSettings, data: DataSet | None = None) -> PreparedData:
     """Open the dataset, unless it is open already, and prepare it for the model of the settings."""
-    data = open_data(settings.data, images=settings.images, features=settings.features) if data is None else data
+    data = data or open_data(
+        settings.data,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
     name = _name_of_data(settings.data, data)
     system, model_settings = preset(settings.model)
     model_settings = model_settings | settings.model_settings
     spec = system_of(system).spec
     read_images, image_sizes, image_fields = _images(data, spec, model_settings, settings)
+    if settings.skip_bad:
+        data = (without_bad_images if "pixels" in image_fields else without_bad_features)(data, ErrorPolicy(skip=True))
     read_captions, caption_sizes, caption_fields = _captions(data, spec, model_settings, settings)
+    if spec.image_texts:  # both towers read token ids, of one tokenizer
+        read_images = _passages(data, spec, model_settings, caption_fields, settings)
 
     def read(split_name: str, optional: str | None) -> PairedData | None:
         if split_name == optional and optional not in data.splits:
@@ -151,7 +170,8 @@ def prepare_data(settings: TrainSettings, data: DataSet | None = None) -> Prepar
         read(settings.test_split, "test"),
         system,
         image_sizes | caption_sizes,
-        Preprocessor(**image_fields | caption_fields),
+        Preprocessor(**image_fields | caption_fields, sides=data.sides),
+        tuple(data.skipped),
     )
 
 
@@ -161,15 +181,18 @@ def name_objects(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in OBJECTS:
         if name in given and given[name] is not None and not isinstance(given[name], (str, Path)):
             is_data = name == "data"
-            named[name] = name_data(given["data"], given.get("images")) if is_data else spec_of(given[name])
+            named[name] = name_data(given) if is_data else spec_of(given[name])
     return named
 
 
-def name_data(data: DataLike, images: str | Path | None) -> str:
-    """The data as text: a path, or the name of data that was given as an object."""
+def name_data(given: Mapping[str, Any]) -> str:
+    """The data of these settings as text: a path, or the name of data that was given as an object."""
+    data = given["data"]
     if isinstance(data, (str, Path)):
         return str(data)
-    return register_data(open_data(data, images=images))
+    columns = Columns(*(given.get(f"{kind}_column") for kind in ("image", "caption", "split")))
+    skip_bad = bool(given.get("skip_bad"))
+    return register_data(open_data(data, images=given.get("images"), skip_bad=skip_bad, columns=columns))
 
 
 def _name_of_data(given: str, data: DataSet) -> str:
@@ -191,6 +214,8 @@ def _transform(spec: SystemSpec, vision: Any, settings: TrainSettings) -> Transf
 def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], settings: TrainSettings) -> Reader:
     """Pixels for a model with a backbone if the dataset has images and no features; features otherwise."""
     split = data.split(settings.train_split)
+    if spec.image_texts:
+        return lambda split: None, {}, {}  # `_passages` reads them with the tokenizer of the captions
     vision_model = model_settings.get(spec.vision or "")
     only_pixels = "image_dim" not in {field.name for field in fields(spec.settings)}
     if only_pixels and spec.vision is not None and vision_model is None:
@@ -201,7 +226,7 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
     if only_pixels or (vision_model is not None and model_settings.get("image_dim") is None and split.features is None):
         pixels = _transform(spec, vision_model, settings)
         if split.image_files is None:
-            raise ValueError(f"{data.path} has no image files, and {settings.model} reads pixels")
+            raise ValueError(f"{data.path}: {settings.model} reads pixels: {data.no_images or 'it has no image files'}")
 
         def read(split: Split) -> Source:
             assert split.image_files is not None
@@ -209,7 +234,10 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
 
         return read, {}, {"pixels": pixels}
     if split.features is None:
-        raise ValueError(f"{data.path} has no image features: run `tercet features` first, or train on pixels")
+        other = "text-towers" if data.sides.image_is_text else "on pixels"
+        raise ValueError(
+            f"{data.path} has no {data.sides.image} features: run `tercet features` first, or train {other}"
+        )
     if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
             f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
@@ -228,9 +256,10 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
     split = data.split(settings.train_split)
     if spec.caption_features:
         if split.caption_features is None:
+            other = "text-towers" if data.sides.image_is_text else "vsepp"
             raise ValueError(
-                f"{data.path} has no caption features, and {settings.model} needs them: run `tercet features` first, "
-                "or train a model that reads text, such as vsepp"
+                f"{data.path} has no {data.sides.caption} features, and {settings.model} needs them: run "
+                f"`tercet features` first, or train a model that reads text, such as {other}"
             )
         return (
             lambda split: split.caption_features,
@@ -246,7 +275,10 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
             f"{settings.model} needs pretrained weights: "
             f"--model-settings {spec.text}=NAME or {spec.text}=path/to/folder"
         )
-    texts = [normalize_caption(text) for text in split.texts] if spec.normalize_captions else split.texts
+    texts: Sequence[str] = split.texts
+    if spec.image_texts and split.image_texts is not None:  # the passages of training queries, no other
+        texts = [*texts, *(split.image_texts[image] for image in np.unique(split.pairs()[:, 0]))]
+    texts = [normalize_caption(text) for text in texts] if spec.normalize_captions else texts
     vocabulary: Vocabulary = build_vocabulary(texts)
     max_tokens = None if text_model is None else max_positions_of(text_model)
     return (
@@ -256,7 +288,32 @@ def _captions(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], s
     )
 
 
-NOT_HASHED = ("data", "images", "mined")  # paths; the run hash contains the checksums of their content
+def _passages(
+    data: DataSet,
+    spec: SystemSpec,
+    model_settings: Mapping[str, Any],
+    caption_fields: Mapping[str, Any],
+    settings: TrainSettings,
+) -> Read:
+    """Token ids of the passages, tokenized once: all splits have the same."""
+    if not data.sides.image_is_text:
+        raise ValueError(f"{data.path} has no passages, and {settings.model} needs texts on both sides")
+    text_model, tokenizer = model_settings.get(spec.text or ""), caption_fields.get("tokenizer")
+    max_tokens = None if text_model is None else max_positions_of(text_model)
+    read: dict[tuple[str, ...], Source] = {}
+
+    def tokens(split: Split) -> Source:
+        assert split.image_texts is not None
+        if split.image_texts not in read:
+            words = tokenizer or caption_fields["vocabulary"]
+            read[split.image_texts] = tokenize(spec, split.image_texts, words, max_tokens)
+        return read[split.image_texts]
+
+    return tokens
+
+
+# How the data is read: the run hash contains the checksums of its content.
+NOT_HASHED = ("data", "images", "mined", "grades", "skip_bad", "image_column", "caption_column", "split_column")
 
 
 def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
@@ -267,6 +324,11 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
     main = objective_for(settings.model, settings.objective, settings.objective_settings)
     warmup = _warmup_objective(settings)
     check_mined_settings(main, warmup, settings)
+    for each in (main, *([] if warmup is None else [warmup])):
+        if settings.grades is not None and not each.takes_grades:
+            raise ValueError(f"--grades: {each.name} does not define weights of positives; {TAKE_WEIGHTS} do")
+        if settings.queue_size is not None and isinstance(each, AOQ | CustomLoss):
+            raise ValueError(f"--queue-size: {each.name} cannot use it; objectives with rows as anchors can")
     source = _checksum_of_code(settings.objective)
     identity = identity_of(settings) | {
         "objective": main.name if source is None else settings.objective,
@@ -276,6 +338,7 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         "learned_scale": takes_scale(settings.model, main.settings, settings.objective_settings),
         "pretrained": _pretrained_checksums(settings),
         "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
+        "grades_checksum": None if settings.grades is None else grades_checksum(Path(settings.grades)),
         "init_checksum": None if settings.init_from is None else _init_checksum(Path(settings.init_from)),
     }
     if is_in_memory(settings.objective):

@@ -6,6 +6,7 @@ are averaged, so that every process makes the step that one process would make o
 """
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -64,9 +65,9 @@ def select_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
-        raise ValueError(f"--device: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device must be cpu, cuda or cuda:N for the GPU N, got {name!r}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no CUDA device is available")
+        raise ValueError("--device cuda: no CUDA device is available here; leave the setting out to train on the CPU")
     return device
 
 
@@ -93,6 +94,13 @@ def distributed_run(device: str) -> Iterator[None]:
         dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
         try:
             yield
+        except RuntimeError as error:
+            if re.search(r"connection (closed|reset) by peer", str(error), re.IGNORECASE) is None:
+                raise
+            raise ValueError(
+                f"rank {dist.get_rank()} stopped because another process of the run has ended; its own message, if it "
+                "was not killed, says why. Run the command again to resume"
+            ) from error
         finally:
             dist.destroy_process_group()
 

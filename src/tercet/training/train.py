@@ -19,10 +19,12 @@ from typing import Any, NamedTuple
 import torch
 
 from tercet import runs
-from tercet.analysis.cocos import cocos
-from tercet.console import ConsoleProgress, RunProgress
+from tercet.analysis.cocos import cocos, cocos_with_queue
+from tercet.console import ConsoleProgress, RunProgress, print_skipped
 from tercet.data.collate import Collator, SizeAugmentation
 from tercet.data.dataset import PairedData
+from tercet.data.formats.columns import Columns
+from tercet.data.grades import Grades, read_grades
 from tercet.data.hard_negatives import MinedTable, open_mined
 from tercet.data.samplers import BatchIndices, EpochSampler
 from tercet.data.transforms import Pixels
@@ -30,8 +32,9 @@ from tercet.inference import WEIGHTS, weights_of
 from tercet.interfaces import Objective, RetrievalModel, TrainableBackbone
 from tercet.interrupt import Interrupt
 from tercet.models import preset
-from tercet.objectives import RowObjective
+from tercet.objectives import Queue, RowObjective
 from tercet.objectives.aoq import AOQ
+from tercet.objectives.streaming.tiles import EmbeddedBatch
 from tercet.storage import LOCK, atomic_write, changed_file, checksums_of, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
@@ -49,11 +52,12 @@ from tercet.training.monitor import (
     batch_triplets,
     not_finite_error,
 )
+from tercet.training.moving_average import MovingAverage
 from tercet.training.optim import freeze, make_optimizer, schedule
 from tercet.training.prepare import PreparedData, hash_identity, name_objects, prepare_data, resolve
 from tercet.training.runtime import select_device, to_device
 from tercet.training.settings import TrainSettings, train_settings
-from tercet.training.step import Outcome, Step, apply_scale, with_model_bias
+from tercet.training.step import Outcome, Step, apply_scale, facts_of, scale_and_bias, with_model_bias
 from tercet.training.trained import Trained
 from tercet.types import Batch
 
@@ -132,11 +136,26 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
     device = select_device(settings.device)
     if prepared is None:
         resolve(settings)  # before the data is opened
-        data, opened = with_splits(settings.data, settings.runs, images=settings.images, features=settings.features)
-        settings = replace(settings, data=data)
+        data, opened = with_splits(
+            settings.data,
+            settings.runs,
+            images=settings.images,
+            features=settings.features,
+            skip_bad=settings.skip_bad,
+            columns=Columns.of(settings),
+        )
+        if data != settings.data:  # a split file, which knows the columns
+            settings = replace(settings, data=data, image_column=None, caption_column=None, split_column=None)
         prepared = prepare_data(settings, opened)
+        if runtime.is_main_process():
+            print_skipped(prepared.skipped)
     main, warmup, identity = resolve(settings)
     prepared.check_effective(settings)
+    if runtime.world()[1] > 1 and prepared.train.more_pairs is not None and settings.positives == "ids":
+        sides = prepared.train.sides
+        raise ValueError(
+            f"{prepared.name} has {sides.captions} of several {sides.images}: several processes support one each"
+        )
     run_id = hash_identity(identity, prepared)
     return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id)
 
@@ -259,7 +278,15 @@ class Loop:
         self.optimizer = make_optimizer(model, settings, self.objective_module)
         self.max_norm = math.inf if settings.grad_clip is None else settings.grad_clip
         self.parameters = [*model.parameters(), *self.objective_module.parameters()]
-        self.step, self.health, self.state = Step(model, settings), HealthMonitor(progress.log), TrainState()
+        self.queue = None if settings.queue_size is None else Queue(settings.queue_size)
+        if self.queue is not None and not model.dot_product:
+            raise ValueError("--queue-size is for dual encoders: the similarity must be a dot product")
+        self.average = None if settings.queue_momentum is None else MovingAverage(model, settings.queue_momentum)
+        self.step, self.health, self.state = (
+            Step(model, settings, self.queue),
+            HealthMonitor(progress.log),
+            TrainState(),
+        )
         # A recipe for pixels also runs on precomputed features, which cannot be cropped.
         crop = settings.crop if isinstance(self.data.images, Pixels) else "none"
         if settings.mined_as_candidates and not model.dot_product:
@@ -272,6 +299,7 @@ class Loop:
             diagonal=settings.positives == "diagonal",
             negative_sampler=None if mined is None else hard_negative_sampler(mined, self.data, settings, objectives),
             mined_as_candidates=settings.mined_as_candidates,
+            grades=_grades(settings, self.data),
         )
         self.sampler = EpochSampler(
             self.data.owners,
@@ -280,11 +308,12 @@ class Loop:
             seed=settings.seed,
             steps=settings.epoch_steps,
             batches_per_step=settings.grad_accum_steps,
+            more_pairs=self.data.more_pairs,
         )
         self.steps_per_epoch = self.sampler.steps_per_epoch
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{len(self.data.owners)} captions do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
+                f"{len(self.data.pairs)} pairs do not fill --grad-accum-steps {settings.grad_accum_steps} batches"
             )
         self.total = self.steps_per_epoch * settings.epochs
         self.interrupt, self.stopping = Interrupt(), False
@@ -348,14 +377,30 @@ class Loop:
         """One update of the weights: similarity and gradient of every batch, then the optimizer."""
         began = time.perf_counter()
         self.optimizer.zero_grad()
+        outcomes, self.step.number = [], self.state.step
         for batch, indices in work.batches:
-            outcome = self.step(work.objective, batch, indices.seed, work.ramp / len(work.batches))
+            factor = work.ramp / len(work.batches)
+            outcome = self.step(work.objective, batch, indices.seed, factor)
+            if self.queue is not None:
+                outcomes.append((batch, outcome))
         self.stopping = self.interrupt.requested
         if self.processes > 1:  # all stop after the same step, though a signal reaches them at different moments
             self.stopping = runtime.average_gradients(self.model, self.stopping)
             runtime.average_gradients(self.objective_module)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm).item()
         self.update(work, outcome, norm, began)
+        if self.queue is not None:
+            self._remember(self.queue, outcomes)
+
+    def _remember(self, queue: Queue, outcomes: Sequence[tuple[Batch, Outcome]]) -> None:
+        """Add the items of a step to the queue, as they were encoded or as the moving average encodes them."""
+        if self.average is not None:
+            self.average.update(self.model)
+        for batch, outcome in outcomes:
+            embeddings = outcome.images, outcome.captions
+            if self.average is not None:
+                embeddings = self.average.encode(batch)
+            queue.push(*embeddings, image_ids=batch.image_ids, caption_ids=batch.caption_ids)
 
     def update(self, work: StepWork, outcome: Outcome, norm: float, began: float) -> None:
         """Update the weights by their clipped gradients, whose norm was `norm`; check, count and log the step."""
@@ -450,6 +495,10 @@ class Loop:
             self.optimizer.load_state_dict(checkpoint["optimizer"])
             for part, saved in zip(self.objective_states, checkpoint["objective"], strict=True):
                 part.load_state_dict(saved)
+            if self.queue is not None:
+                self.queue.load_state_dict(checkpoint["queue"])
+            if self.average is not None:
+                self.average.model.load_state_dict(checkpoint["average"])
             self.state = TrainState(**checkpoint["state"])
             self.progress.log(f"resuming after step {self.state.step} of {self.total}")
         self.schedule = schedule(self.optimizer, self.settings, self.steps_per_epoch, self.state.step)
@@ -477,6 +526,10 @@ class Loop:
                 "objective": [part.state_dict() for part in self.objective_states],
                 "state": asdict(self.state),
             }
+            if self.queue is not None:
+                checkpoint["queue"] = self.queue.state_dict()
+            if self.average is not None:
+                checkpoint["average"] = self.average.model.state_dict()
             save_state(self.folder / runs.STATE, self.state.step, checkpoint)
 
     def start_clock(self, spent: float = 0.0) -> None:
@@ -496,14 +549,17 @@ class Loop:
             self.board.write(self.folder)
         if not metrics:
             return
-        recalls = f"i2t R@1 {metrics['i2t_r1']:.1f}, t2i R@1 {metrics['t2i_r1']:.1f}, rsum {metrics['rsum']:.1f}"
+        shown = [f"{self.data.sides.short(way)} R@1 {metrics[f'{way}_r1']:.1f}" for way in ("i2t", "t2i")]
+        recalls = f"{', '.join(shown)}, rsum {metrics['rsum']:.1f}"
         best = " (best so far)" if self.state.best_epoch == epoch else ""
         self.progress.log(f"epoch {epoch + 1} of {self.settings.epochs}: validation {recalls}{best}")
 
     def _log_cocos(self, objective: RowObjective, batch: Batch, outcome: Outcome, norm: float) -> None:
         """Log contributing-sample counts of this process's shard of the batch."""
         similarity = self.model.similarity(outcome.images, outcome.captions)
-        positives = batch.positives()
+        positives = batch.weighted_positives()
+        if objective.asks:
+            objective = objective.given(facts_of(batch, outcome.images, outcome.captions, self.state.step))
         monitor = objective.monitor(similarity, positives, batch.ignored).item()
         named = self.settings.objective_settings
         rescaled = apply_scale(similarity, self.model, objective, named).detach()
@@ -513,12 +569,19 @@ class Loop:
                 return  # mined members belong to captions of all processes, this similarity only to those of one
             mined = outcome.members.similarity(self.model, outcome.images, outcome.captions, positives)
             counted = objective.bind(mined)
-        counts = cocos(counted, rescaled, positives, ignored=batch.ignored)
+        if self.queue is None:
+            counts = cocos(counted, rescaled, positives, ignored=batch.ignored)
+        else:
+            scale, bias = scale_and_bias(self.model, objective, named)
+            ids = batch.image_ids, batch.caption_ids
+            embedded = EmbeddedBatch(outcome.images.double(), outcome.captions.double(), ids, scale, bias)
+            counts = cocos_with_queue(with_model_bias(objective, self.model, named), self.queue, embedded)
         self.status["monitor"] = f"{monitor:.3g}"
         self.health.check_step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)
         if self.metrics is not None:
             line = {"step": self.state.step, "monitor": monitor, "scalar": outcome.scalar, "gradient_norm": norm}
-            self.metrics.append(line | {"cocos": counts})
+            learned = {"learned": objective.learned} if objective.learned else {}
+            self.metrics.append(line | learned | {"cocos": counts})
 
     def _log_triplets(self, batch: Batch, outcome: Outcome) -> None:
         """Log the triplets of an epoch's last batch, for the run's triplet diagram."""
@@ -526,6 +589,13 @@ class Loop:
             similarity = self.model.similarity(outcome.images, outcome.captions)
             triplets = batch_triplets(similarity, batch.positives(), batch.ignored)
             self.metrics.append({"step": self.state.step, "epoch": self.state.epoch + 1, "triplets": triplets})
+
+
+def _grades(settings: TrainSettings, data: PairedData) -> Grades | None:
+    if settings.grades is None:
+        return None
+    assert data.split is not None
+    return read_grades(Path(settings.grades), data.split)
 
 
 def unique_states(objectives: Sequence[RowObjective]) -> list[Any]:

@@ -11,17 +11,18 @@ from tercet import runs
 from tercet.console import terminal_console
 from tercet.names import is_in_memory, short_name
 from tercet.reporting.output_formats import Cell, Table
+from tercet.types import Sides
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "median rank", "meanr": "mean rank", "map5": "mAP@5"}
 
 
-def metrics_table(metrics: Mapping[str, float], title: str) -> Table:
+def metrics_table(metrics: Mapping[str, float], title: str, sides: Sides) -> Table:
     """One row per direction."""
     rows = []
-    for direction, label in (("i2t", "image to text"), ("t2i", "text to image")):
+    for direction in ("i2t", "t2i"):
         values = {column: metrics[f"{direction}_{column}"] for column in COLUMNS}
         cells = [Cell(f"{value:.3f}" if column == "map5" else f"{value:.1f}") for column, value in values.items()]
-        rows.append((label, cells))
+        rows.append((sides.long(direction), cells))
     return Table(title, ("", *COLUMNS.values()), rows)
 
 
@@ -36,14 +37,19 @@ class Trained:
     """The split of the metrics: test, or validation if the dataset has no test split."""
 
     def __repr__(self) -> str:
-        shown = {"rsum": "rsum", "i2t_r1": "i2t R@1", "t2i_r1": "t2i R@1"}
+        shown = {"rsum": "rsum"} | {f"{way}_r1": f"{self.sides.short(way)} R@1" for way in ("i2t", "t2i")}
         values = ", ".join(f"{label} {self.metrics[name]:.1f}" for name, label in shown.items() if name in self.metrics)
         return f"Trained({str(self.folder)[-160:]!r}, {self.split}: {values or 'no metrics'})"
+
+    @property
+    def sides(self) -> Sides:
+        """What the two sides of its data are called."""
+        return runs.read_sides(self.folder)
 
     def tables(self) -> list[Table]:
         """The metrics; none if the data has neither a test nor a validation split."""
         title = f"{self.split}, rsum {self.metrics['rsum']:.1f}" if self.metrics else ""
-        return [metrics_table(self.metrics, title)] if self.metrics else []
+        return [metrics_table(self.metrics, title, self.sides)] if self.metrics else []
 
     def print(self, console: Console | None = None) -> None:
         console = console or terminal_console()

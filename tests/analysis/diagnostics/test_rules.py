@@ -18,6 +18,7 @@ from tercet.analysis.diagnostics.rules import (
 )
 from tercet.names import flag
 from tercet.training.settings import TrainSettings
+from tercet.types import Sides
 
 DOCS = Path(__file__).parents[3] / "docs"
 HEALTHY = Measurements(
@@ -144,7 +145,7 @@ def test_while_validation_clearly_rises_a_flat_space_is_under_training():
     assert names(replace(flat, rise=0.29, fall=0.0, ahead_i2t=0.5, ahead_t2i=0.5)) == ["collapse"]  # by chance
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Measurements) if field.type is not int])
+@pytest.mark.parametrize("name", [field.name for field in fields(Measurements) if field.type not in (int, Sides)])
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 def test_a_non_finite_measurement_is_a_finding(name, value):
     finding = diagnose(replace(HEALTHY, **{name: value}))[0]

@@ -47,7 +47,7 @@ def small_embedded():
         DOT_PRODUCT,
         torch.eye(3),
         S.T.contiguous(),
-        torch.tensor([0, 0, 1, 2]),
+        torch.tensor([[0, 0], [0, 1], [1, 2], [2, 3]]),
     )
 
 

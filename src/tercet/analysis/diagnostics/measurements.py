@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isnan, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tercet.interfaces import Objective
 from tercet.objectives.aoq import BoundAOQ
-from tercet.types import PairMask, Similarity
+from tercet.types import IMAGE_TEXT, PairMask, Sides, Similarity
 
 CHANCE_LEVEL = 0.45  # mean share of negatives ranked ahead of a positive; 0.5 is chance
 CLEAR_RISE = 0.1  # rise of validation that is more than the noise of one epoch
@@ -60,6 +60,11 @@ class Measurements:
     train_rsum: float
     """On as many training images as there are held-out images."""
     held_out_rsum: float
+    sides: Sides = IMAGE_TEXT
+
+    def numbers(self) -> dict[str, Any]:
+        """Name -> measurement."""
+        return {name: value for name, value in asdict(self).items() if name != "sides"}
 
     @property
     def imbalance(self) -> float:
@@ -84,7 +89,7 @@ class Measurements:
     @property
     def non_finite(self) -> list[str]:
         """Names of the measurements that are NaN or infinite."""
-        return [name for name, value in asdict(self).items() if value is not None and not isfinite(value)]
+        return [name for name, value in self.numbers().items() if value is not None and not isfinite(value)]
 
 
 def nan_max(a: float, b: float) -> float:

@@ -89,7 +89,8 @@ def small_sample_warning(measurements: Measurements) -> str | None:
     """A warning if there are too few held-out images for reliable findings."""
     if measurements.images >= MIN_IMAGES:
         return None
-    held_out = "1 image is" if measurements.images == 1 else f"{measurements.images} images are"
+    sides = measurements.sides
+    held_out = f"1 {sides.image} is" if measurements.images == 1 else f"{measurements.images} {sides.images} are"
     return f"Only {held_out} held out: with fewer than {MIN_IMAGES}, the measurements and findings are mostly noise."
 
 
@@ -144,8 +145,9 @@ RULES = (
         source="measure: Radovanovic et al., JMLR 2010; threshold " + OURS,
         value=lambda m: m.hubness,
         describe=lambda m: (
-            f"a few candidates are near to most queries: the skewness is {m.hub_captions:.2f} over captions and "
-            f"{m.hub_images:.2f} over images, and one candidate is among the 10 nearest of {m.largest_hub:.0%} of the "
+            f"a few candidates are near to most queries: the skewness is {m.hub_captions:.2f} over "
+            f"{m.sides.captions} and {m.hub_images:.2f} over {m.sides.images}, and one candidate is among the 10 "
+            f"nearest of {m.largest_hub:.0%} of the "
             "queries of its direction."
         ),
         advice="Check the data first: do all images share something, such as a watermark, or are the features of one "
@@ -162,8 +164,8 @@ RULES = (
         "than the modalities are",
         value=lambda m: m.gap,
         describe=lambda m: (
-            f"images and captions are far apart: the gap is {m.gap:.2f} times the width of a modality, and a plane "
-            f"separates {m.separable_share:.0%} of the embeddings by modality."
+            f"{m.sides.images} and {m.sides.captions} are far apart: the gap is {m.gap:.2f} times the width of a "
+            f"modality, and a plane separates {m.separable_share:.0%} of the embeddings by modality."
         ),
         advice="A low temperature or a small margin preserves the gap of the random initialization: try "
         "--objective-settings temperature=0.1, more --epochs or a higher --learning-rate. Ranks may not suffer, but "
@@ -231,7 +233,9 @@ RULES = (
         threshold=0.01,
         source="ours: 1 % of leaked images can change R@1 by a point",
         value=lambda m: m.leaked,
-        describe=lambda m: f"{m.leaked:.1%} of the held-out images are also in the training split, as is or as copies.",
+        describe=lambda m: (
+            f"{m.leaked:.1%} of the held-out {m.sides.images} are also in the training split, as is or as copies."
+        ),
         advice="Remove them from one of the splits before trusting any metric, and run tercet train again; "
         "doctor.json lists them.",
     ),
@@ -243,8 +247,9 @@ RULES = (
         source=OURS,
         value=lambda m: m.imbalance,
         describe=lambda m: (
-            f"one direction ranks positives {m.imbalance:.1f} times as low: {m.ahead_i2t:.1%} of the negative captions "
-            f"are ahead of an image's own, {m.ahead_t2i:.1%} of the negative images ahead of a caption's."
+            f"one direction ranks positives {m.imbalance:.1f} times as low: {m.ahead_i2t:.1%} of the negative "
+            f"{m.sides.captions} are ahead of those of the {m.sides.image}, {m.ahead_t2i:.1%} of the negative "
+            f"{m.sides.images} ahead of those of the {m.sides.caption}."
         ),
         advice="Check that the objective trains both directions with the same sign (tercet.check_objective). "
         "Otherwise select the checkpoint by the weaker direction: --select-metric i2t_r1 or --select-metric t2i_r1. "
@@ -279,8 +284,9 @@ RULES = (
         source=OURS,
         value=lambda m: m.fall,
         describe=lambda m: (
-            f"validation fell by {m.fall:.1%} after its best epoch; rsum is {m.train_rsum:.0f} on training images "
-            f"and {m.held_out_rsum:.0f} on as many held-out images."
+            f"validation fell by {m.fall:.1%} after its best epoch; rsum is {m.train_rsum:.0f} on training "
+            f"{m.sides.images} "
+            f"and {m.held_out_rsum:.0f} on as many held-out {m.sides.images}."
         ),
         advice="Fewer --epochs, a --schedule that decays to 0 (cosine), more --weight-decay, --drop-regions 0.2 "
         "or --drop-words 0.2 if the model reads regions or words, a smaller model, or more data. The saved weights are "

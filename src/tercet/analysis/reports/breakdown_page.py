@@ -15,10 +15,9 @@ from tercet.data.samplers import BatchIndices
 from tercet.objectives import RowObjective
 from tercet.reporting.output_formats import Cell, PageItem, Table, candidate_item, query_item, render_page
 from tercet.storage import write_json
-from tercet.types import PairMask, Similarity
+from tercet.types import PairMask, Sides, Similarity
 
 Direction = Literal["i2t", "t2i"]
-DIRECTIONS: dict[Direction, str] = {"i2t": "image to text", "t2i": "text to image"}
 MAX_FORCES = 5  # listed per anchor: pulls, and as many pushes
 MAX_FALSE_NEGATIVES = 2  # listed in addition, if they push less
 
@@ -112,7 +111,7 @@ def write_breakdown(
     if anchors < 1:
         raise ValueError(f"anchors must be at least 1, got {anchors}")
     evaluated = _evaluated_batch(loaded, objective, batch, batch_size)
-    split = loaded.split(loaded.prepared.train)
+    split, sides = loaded.split(loaded.prepared.train), loaded.prepared.train.sides
     directions = _directions(loaded, objective, evaluated, anchors)
     heading = f"Gradient of {objective.name} on batch {batch}"
     document = {
@@ -130,11 +129,12 @@ def write_breakdown(
     content = render_page(
         "breakdown.html",
         heading=heading,
-        lead=_lead(directions),
+        lead=_lead(directions, sides),
+        sides=sides,
         run=loaded.name,
         images=len(evaluated.indices.images),
         captions=len(evaluated.indices.captions),
-        summary_table=_summary_table(directions),
+        summary_table=_summary_table(directions, sides),
         anchors={
             each.direction: [_page_anchor(each, role, breakdown, split) for role, breakdown in each.chosen]
             for each in directions
@@ -147,13 +147,13 @@ def write_breakdown(
 
 def known_false_negatives(data: PairedData, indices: BatchIndices, excluded: PairMask) -> dict[str, PairMask]:
     """Negatives that are known to match, by reason; `excluded` pairs are not negatives."""
-    owners = data.owners
-    starts = torch.searchsorted(owners, indices.images).tolist()
-    ends = torch.searchsorted(owners, indices.images, right=True).tolist()
-    own_texts = [set(data.texts[start:end]) for start, end in zip(starts, ends, strict=True)]
+    texts_of: dict[int, set[str]] = {image: set() for image in indices.images.tolist()}
+    for image, caption in data.pairs[torch.isin(data.pairs[:, 0], indices.images)].tolist():
+        texts_of[image].add(data.texts[caption])
+    own_texts = [texts_of[image] for image in indices.images.tolist()]
     texts = [data.texts[caption] for caption in indices.captions.tolist()]
     masks = {
-        "same image": indices.images[:, None] == owners[indices.captions][None, :],
+        "same image": data.positives(indices.images, indices.captions),
         "same words": torch.tensor([[text in own for text in texts] for own in own_texts]),
     }
     if data.truth is not None:
@@ -201,10 +201,9 @@ def _directions(
     ]
 
 
-def _lead(directions: Sequence[BreakdownDirection]) -> str:
-    return " ".join(
-        _summary_sentence(each.summary(), kind) for each, kind in zip(directions, ("images", "captions"), strict=True)
-    )
+def _lead(directions: Sequence[BreakdownDirection], sides: Sides) -> str:
+    kinds = (sides.images, sides.captions)
+    return " ".join(_summary_sentence(each.summary(), kind) for each, kind in zip(directions, kinds, strict=True))
 
 
 def _summary_sentence(summary: BreakdownSummary, kind: str) -> str:
@@ -217,7 +216,7 @@ def _summary_sentence(summary: BreakdownSummary, kind: str) -> str:
     return f"Of {summary.anchors:,} {kind} {silent}{share}."
 
 
-def _summary_table(directions: Sequence[BreakdownDirection]) -> Table:
+def _summary_table(directions: Sequence[BreakdownDirection], sides: Sides) -> Table:
     headings = (
         "direction",
         "anchors",
@@ -238,7 +237,7 @@ def _summary_table(directions: Sequence[BreakdownDirection]) -> Table:
             f"{summary.known_false:,}",
             percent(summary.known_false_share),
         ]
-        rows.append((DIRECTIONS[each.direction], [Cell(text) for text in cells]))
+        rows.append((sides.long(each.direction), [Cell(text) for text in cells]))
     title = (
         "Silent: anchors without a gradient. Means over anchors: number of negatives that push by more than 1 % of the "
         "strongest, and the share of the push on the hardest negative. False negatives: negatives known to match, and "

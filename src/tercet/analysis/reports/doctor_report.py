@@ -56,7 +56,7 @@ class DoctorReport:
 
     def leaks_table(self) -> Table:
         rows = [(leak["held_out"], [Cell(leak["train"])]) for leak in self.leaks]
-        return Table("Leaked images", ("held out", "in train"), rows)
+        return Table(f"Leaked {self.measurements.sides.images}", ("held out", "in train"), rows)
 
     def table(self) -> Table:
         """All measured values and thresholds; bold: beyond the threshold, with the finding that explains it."""
@@ -88,7 +88,7 @@ class DoctorReport:
             "small_sample_warning": self.small_sample_warning,
             "findings": [asdict(finding) for finding in self.findings],
             "rules": rules,
-            "measurements": asdict(self.measurements),
+            "measurements": self.measurements.numbers(),
             "leaked_images": self.leaked_images,
             "leaks": self.leaks,
         }

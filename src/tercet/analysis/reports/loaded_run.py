@@ -98,12 +98,13 @@ class LoadedRun:
 
     def index_batches(self, objective: RowObjective, batch_size: int = 128) -> list[BatchIndices]:
         """Indices of all training batches, including the last, smaller one."""
-        captions_per_image, owners = CAPTIONS_PER_IMAGE.get(objective.name), self.prepared.train.owners
+        captions_per_image, data = CAPTIONS_PER_IMAGE.get(objective.name), self.prepared.train
+        options: dict[str, Any] = {"seed": SEED, "epoch": 0, "keep_short": True, "more_pairs": data.more_pairs}
         if objective.name == self.objective.name and self.settings.captions_per_image is not None:
             captions_per_image = self.settings.captions_per_image
         if captions_per_image is not None:
-            return image_batches(owners, batch_size, captions_per_image, seed=SEED, epoch=0, keep_short=True)
-        return pair_batches(owners, batch_size, seed=SEED, epoch=0, keep_short=True)
+            return image_batches(data.owners, batch_size, captions_per_image, **options)
+        return pair_batches(data.owners, batch_size, **options)
 
     def evaluate_batch(self, indices: BatchIndices) -> EvaluatedBatch:
         """Similarities and masks of a batch. All captions of an image are its positives, unless trained otherwise."""
@@ -158,7 +159,7 @@ class LoadedRun:
     def _positives(self, indices: BatchIndices) -> PairMask:
         if self.settings.positives == "diagonal" and len(indices.images) == len(indices.captions):
             return torch.eye(len(indices.images), dtype=torch.bool)
-        return indices.images[:, None] == self.prepared.train.owners[indices.captions][None, :]
+        return self.prepared.train.positives(indices.images, indices.captions)
 
 
 def open_run_folder(

@@ -34,6 +34,7 @@ from tercet.data.dataset import Split
 from tercet.reporting.output_formats import render_page
 from tercet.storage import write_json
 from tercet.training.eval_loop import EmbeddedSplit
+from tercet.types import Sides
 
 MAX_CAPTIONS = 5  # captions that match one query
 MAX_SUGGESTIONS = 3
@@ -85,7 +86,9 @@ class ExamplesReport:
 
 
 def _best_ranks(loaded: Sequence[LoadedRun], direction: str) -> Int[np.ndarray, "run query"]:
-    return np.stack([run.ranks.best(direction) for run in loaded]).astype(np.int64)
+    """The rank of each query's best positive; 0 for a query without any."""
+    best = np.stack([run.ranks.best(direction) for run in loaded])
+    return np.where(np.isfinite(best), best, 0).astype(np.int64)
 
 
 def write_examples(
@@ -99,14 +102,14 @@ def write_examples(
     resolved = [resolve_query(query, split) for query in dict.fromkeys(queries)]
     names = run_labels(loaded)
     embedded = [
-        EmbeddedSplit(name, run.model, *run.encoded_held_out, run.held_out.owners)
+        EmbeddedSplit(name, run.model, *run.encoded_held_out, run.held_out.pairs)
         for name, run in zip(names, loaded, strict=True)
     ]
     ranks = {direction: _best_ranks(loaded, direction) for direction in DIRECTIONS}
     chosen: list[tuple[Direction, str, list[int]]] = [
         (
             query.direction,
-            f"“{query.text}”" + (f": {query.more:,} more captions contain it" if query.more else ""),
+            f"“{query.text}”" + (f": {query.more:,} more {split.sides.captions} contain it" if query.more else ""),
             query.rows,
         )
         for query in resolved
@@ -125,7 +128,7 @@ def write_examples(
         if rows
     ]
     cross_ranks = None if second is None else compare_cross_ranks(first, second)
-    report = ExamplesReport(loaded, names, split, _lead(ranks, names), groups, cross_ranks)
+    report = ExamplesReport(loaded, names, split, _lead(ranks, names, split.sides), groups, cross_ranks)
     runs.write_artifact(out, "examples.html", _page(report, out))
     write_json(out / "examples.json", report.document())
     return out / "examples.html"
@@ -204,7 +207,9 @@ def _most_informative(
             (missed, _ordered(ranks[0], ranks[0] > shown)),
             ("Positive ranked first", _ordered(ranks[0], ranks[0] == 1)),
         ]
-    ratio = np.log(ranks[1] / ranks[0])  # a ratio: from 1 to 20 counts as much as from 10 to 200
+    ratio = np.log(
+        np.maximum(ranks[1], 1) / np.maximum(ranks[0], 1)
+    )  # a ratio: from 1 to 20 counts as much as from 10 to 200
     return [
         (f"{names[0]} is ahead", _ordered(-ratio, ratio > 0)),
         (f"{names[1]} is ahead", _ordered(ratio, ratio < 0)),
@@ -222,9 +227,10 @@ def _also_true(direction: Direction, query: int, run: LoadedRun, split: Split) -
     """Candidates known to match: by the dataset's ground truth, or because the image has a caption with equal text."""
     texts = np.array(split.texts, dtype=object)
     if direction == "t2i":
-        equal = np.isin(np.arange(len(split.image_names)), split.owners[texts == split.texts[query]])
+        pairs = split.pairs()
+        equal = np.isin(np.arange(len(split.image_names)), pairs[texts[pairs[:, 1]] == split.texts[query], 0])
     else:
-        own = set(texts[split.owners == query])
+        own = set(texts[split.captions_of(query)])
         equal = np.array([text in own for text in split.texts])
     truth = run.held_out.truth
     if truth is None:
@@ -234,11 +240,11 @@ def _also_true(direction: Direction, query: int, run: LoadedRun, split: Split) -
     return np.asarray(equal | truth(images, captions).flatten().numpy())
 
 
-def _lead(ranks: dict[Direction, np.ndarray], names: Sequence[str]) -> str:
-    kinds: dict[Direction, str] = {"t2i": "captions", "i2t": "images"}
+def _lead(ranks: dict[Direction, np.ndarray], names: Sequence[str], sides: Sides) -> str:
+    kinds: dict[Direction, str] = {"t2i": sides.captions, "i2t": sides.images}
     clauses = []
     for direction, kind in kinds.items():
-        by_run = ranks[direction]
+        by_run = ranks[direction][:, ranks[direction][0] > 0]
         if len(names) == 1:
             first = (by_run[0] == 1).sum()
             clauses.append(f"{names[0]} ranks a positive first for {first:,} of {by_run.shape[1]:,} {kind}")
@@ -269,7 +275,9 @@ def _page(report: ExamplesReport, out: Path) -> str:
         ]
         for direction in DIRECTIONS
     }
-    return render_page("examples.html", report=report, groups=groups, cross_ranks_figure=figure)
+    return render_page(
+        "examples.html", report=report, sides=report.split.sides, groups=groups, cross_ranks_figure=figure
+    )
 
 
 def _example_document(example: Example, why: str, split: Split) -> dict[str, Any]:

@@ -44,6 +44,7 @@ SHARPNESS_OBJECTIVES = ("nt-xent", "sigmoid")  # not smooth-ap, which is meant t
 MIN_LEAK_COSINE = 0.995  # of two images' centred inputs; from here on they count as the same image
 HELD_OUT_BLOCK_SIZE = 8192  # held-out images in memory; the training images are read once per block
 MEAN_SAMPLE_SIZE = 2000  # training images from which the mean is computed
+TOKEN_VECTORS = 10_000  # random vectors of tokens; more tokens share them
 THUMBNAIL_SIZE = 32  # pixels per side; with 8, scenes with the same background look equal
 
 
@@ -59,20 +60,36 @@ def measure_run(loaded: LoadedRun) -> tuple[Measurements, list[Leak]]:
     for read in (runs.read_final, runs.read_ranks):
         read(loaded.folder)  # report a damaged file before measuring anything
     train, held_out = loaded.prepared.train, loaded.held_out
-    train_rows, held_out_rows = (_sample(loaded, len(data.images)) for data in (train, held_out))
+    train_rows, held_out_rows = (_sample(loaded, data) for data in (train, held_out))
     sample = replace(
         loaded, prepared=replace(loaded.prepared, train=train.subset(train_rows), test=held_out.subset(held_out_rows))
     )
-    leaks = find_leaks(held_out.images, train.images)
+    leaks = _leaks_of_positives(held_out, train)
     measurements = Measurements(
         **_embedding_measurements(sample),
         **_gradient_measurements(sample),
         **_rank_measurements(loaded),
         **_curve_measurements(loaded),
         **_rsum_measurements(sample),
-        leaked=len(leaks) / len(held_out.images),
+        leaked=len(leaks) / len(_with_positives(held_out)),
+        sides=held_out.sides,
     )
     return measurements, leaks
+
+
+def _with_positives(data: PairedData) -> Int[Tensor, " image"]:
+    """The images that match a caption: all, but for passages that no query of the split has."""
+    return data.pairs[:, 0].unique()
+
+
+def _leaks_of_positives(held_out: PairedData, train: PairedData) -> list[Leak]:
+    """Leaks among the images that match something: all splits share the passages, and that alone is none."""
+    held_out_rows, train_rows = _with_positives(held_out), _with_positives(train)
+    sources = [
+        data.images if len(rows) == len(data.images) else data.images.subset(rows.numpy())
+        for data, rows in ((held_out, held_out_rows), (train, train_rows))
+    ]
+    return [Leak(int(held_out_rows[leak.held_out]), int(train_rows[leak.train])) for leak in find_leaks(*sources)]
 
 
 def find_leaks(held_out: Source, train: Source) -> list[Leak]:
@@ -93,10 +110,16 @@ def find_leaks(held_out: Source, train: Source) -> list[Leak]:
 
 
 def _image_vectors(source: Source, rows: Int[Tensor, " image"]) -> Iterator[Float[Tensor, "_ dim"]]:
-    """Blocks of one vector per image: its features, the mean of its regions, or a thumbnail of its pixels."""
+    """Blocks of one vector per image: its features, the mean of its regions, or a thumbnail of its pixels.
+
+    Of a text it is the mean of a random vector per token.
+    """
+    tokens = torch.randn(TOKEN_VECTORS, 64, generator=seeded(SEED, 1))
     for block in rows.split(BLOCK_SIZE):
         items, lengths = source.take(block)
-        if items.ndim == 4:
+        if not items.is_floating_point():
+            items = _masked_mean(tokens[items % TOKEN_VECTORS], lengths)
+        elif items.ndim == 4:
             items = torch.nn.functional.adaptive_avg_pool2d(items, THUMBNAIL_SIZE).flatten(1)
         elif items.ndim == 3:
             items = _masked_mean(items, lengths)
@@ -113,9 +136,9 @@ def _masked_mean(
     return (sets * mask[..., None]).sum(dim=1) / lengths[:, None].clamp(min=1)
 
 
-def _sample(loaded: LoadedRun, images: int) -> Int[Tensor, " image"]:
-    size = MAX_IMAGES if loaded.model.dot_product else MAX_IMAGES_PAIRWISE
-    return torch.randperm(images, generator=seeded(SEED, 0))[:size].sort().values
+def _sample(loaded: LoadedRun, data: PairedData) -> Int[Tensor, " image"]:
+    size, images = MAX_IMAGES if loaded.model.dot_product else MAX_IMAGES_PAIRWISE, _with_positives(data)
+    return images[torch.randperm(len(images), generator=seeded(SEED, 0))[:size]].sort().values
 
 
 def _embedding_measurements(loaded: LoadedRun) -> dict[str, Any]:
@@ -157,7 +180,7 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
     data, objective = loaded.prepared.train, loaded.objective
     caption_words = [words_of(text) for text in data.texts]
     image_words: dict[int, list[Words]] = defaultdict(list)
-    for caption, image in enumerate(data.owners.tolist()):
+    for image, caption in data.pairs.tolist():
         image_words[image].append(caption_words[caption])
     stats, duplicates = [], []
     size = loaded.settings.batch_size
@@ -179,7 +202,7 @@ def _gradient_measurements(loaded: LoadedRun) -> dict[str, Any]:
 
 def _rank_measurements(loaded: LoadedRun) -> dict[str, Any]:
     """From ranks among negatives, divided by the number of negatives, which differs between the directions."""
-    i2t, t2i = loaded.ranks.shares_ahead()
+    i2t, t2i = loaded.ranks.shares_ahead(len(loaded.held_out.images), len(loaded.held_out.captions))
     return {"ahead_i2t": i2t, "ahead_t2i": t2i, "images": len(loaded.held_out.images)}
 
 
@@ -200,6 +223,7 @@ def _rsum_measurements(loaded: LoadedRun) -> dict[str, Any]:
 
 def _rsum(loaded: LoadedRun, data: PairedData, encoded: tuple[Encoded, Encoded], images: int) -> float:
     """On the first images of a sample, which are a sample too."""
-    captions = int((data.owners < images).sum())  # owners are sorted
+    sample = data.subset(torch.arange(images))
+    captions = len(sample.owners)  # owners are sorted: these are the first
     tiles = tiles_of(loaded.model, *encoded).subset(torch.arange(images), torch.arange(captions))
-    return evaluate_tiles(tiles, data.owners[:captions]).metrics["rsum"]
+    return evaluate_tiles(tiles, sample.owners, more_pairs=sample.more_pairs).metrics["rsum"]

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
@@ -68,7 +68,7 @@ class LocalExecutor:
         jobs = make_jobs(plans, self._processes or cores)
         processes = min(self._processes or cores, len(jobs))
         from_python = any(_is_from_python(plan) for plan in plans)
-        threads = 1 if from_python else max(1, cores // processes)
+        threads = 1 if from_python else threads_of(plans, self._processes or cores, cores)
         context = _context(plans, threads)
         if from_python and context.get_start_method() != "fork":
             self._run_here(jobs, events)
@@ -111,11 +111,19 @@ class LocalExecutor:
     ) -> _ActiveJob:
         receiver, sender = context.Pipe(duplex=False)
         forked = context.get_start_method() == "fork"
-        prepared = self._prepared_datasets[plans[0].variant.model] if forked else None
+        prepared = self._prepared_datasets[plans[0].variant.model]
         inherited = [receiver, *(other.receiver for other in others)] if forked else []
         process = context.Process(
             target=_child,
-            args=(plans, prepared, threads, sender, inherited, os.getpid()),
+            args=(
+                plans,
+                prepared if forked else None,
+                prepared.test is not None,
+                threads,
+                sender,
+                inherited,
+                os.getpid(),
+            ),
             name=plans[0].name,
             daemon=True,
         )
@@ -125,6 +133,11 @@ class LocalExecutor:
         for plan in plans:
             events.started(plan)
         return _ActiveJob(plans, process, receiver, set(range(len(plans))))
+
+
+def threads_of(plans: Sequence[PlannedRun], processes: int, cores: int) -> int:
+    """Threads per process: as many as when all runs were planned, so that a resumed run ends with the same bits."""
+    return max(1, cores // min(processes, max(len(plans), plans[0].together)))
 
 
 def make_jobs(plans: Sequence[PlannedRun], processes: int) -> list[Job]:
@@ -142,8 +155,19 @@ def make_jobs(plans: Sequence[PlannedRun], processes: int) -> list[Job]:
     return [*jobs, *([plan] for plan in plans if plan.stack is None)]
 
 
-def _train(plans: Job, prepared: PreparedData | None, progress: Sequence[RunProgress], ended: Ended) -> None:
-    """Train the runs of a job; `ended` is called once for each, unless it is interrupted."""
+def _train(
+    plans: Job,
+    prepared: PreparedData | None,
+    progress: Sequence[RunProgress],
+    ended: Ended,
+    *,
+    tested: bool = True,
+) -> None:
+    """Train the runs of a job; `ended` is called once for each, unless it is interrupted.
+
+    Without `prepared` the data is opened here; with `tested=False` (trials of the tuning) without its test split.
+    """
+    from tercet.training.prepare import prepare_data
     from tercet.training.train import train_run
 
     training = set(range(len(plans)))
@@ -153,6 +177,9 @@ def _train(plans: Job, prepared: PreparedData | None, progress: Sequence[RunProg
         ended(number, result)
 
     try:
+        if prepared is None:
+            prepared = prepare_data(plans[0].settings)
+            prepared = prepared if tested else replace(prepared, test=None)
         if plans[0].stack is None:
             end(0, train_run(plans[0].settings, prepared, progress[0]))
         else:
@@ -271,6 +298,7 @@ def _stop(active: Sequence[_ActiveJob]) -> None:
 def _child(
     plans: Job,
     prepared: PreparedData | None,
+    tested: bool,
     threads: int,
     sender: Connection,
     inherited: Sequence[Connection],
@@ -298,7 +326,7 @@ def _child(
 
     try:
         with stop_on_signals():
-            _train(plans, prepared, progress, ended)
+            _train(plans, prepared, progress, ended, tested=tested)
     except KeyboardInterrupt as error:
         os._exit(exit_code(error))
 

@@ -21,30 +21,29 @@ from tercet.reporting.svg_figure import (
     validation_curve,
 )
 from tercet.training.eval_loop import EmbeddedSplit
+from tercet.types import Sides
 
-DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
+DIRECTIONS = ("i2t", "t2i")
 INTERVALS = ("1", "2 to 10", "11 to 50", "51 to 200", "over 200")  # of cross-retrieval ranks
 RATIOS = (1.5, 4.0, 16.0)  # bin edges of rank ratios
 
 
 @dataclass(frozen=True)
 class Similarities:
-    """Similarity of each caption to its own image and to the most similar other image."""
+    """Similarity of each caption to its own image, the most similar of several, and to the most similar other image."""
 
     own: Float[np.ndarray, " caption"]
     hardest: Float[np.ndarray, " caption"]
 
 
 def similarities(embedded: EmbeddedSplit) -> Similarities:
-    owners = embedded.owners.numpy()
-    captions = np.arange(len(owners))
-    own = np.zeros(len(owners), dtype=np.float32)
-    hardest = np.full(len(owners), -np.inf, dtype=np.float32)
+    image, caption = embedded.pairs.numpy().T
+    own, hardest = (np.full(len(embedded.captions), -np.inf, dtype=np.float32) for _ in range(2))
     for block, S in embedded.blocks():
-        in_block = (owners >= block.start) & (owners < block.stop)
-        rows = owners[in_block] - block.start
-        own[in_block] = S[rows, captions[in_block]]
-        S[rows, captions[in_block]] = -np.inf
+        in_block = (image >= block.start) & (image < block.stop)
+        rows, columns = image[in_block] - block.start, caption[in_block]
+        np.maximum.at(own, columns, S[rows, columns])
+        S[rows, columns] = -np.inf
         hardest = np.maximum(hardest, S.max(axis=0))
     return Similarities(own, hardest)
 
@@ -64,14 +63,15 @@ def recalls(results: Results, names: Sequence[str], metric: str) -> Figure:
             axes.set_ylim(len(names) - 0.4, -0.6)
             axes.grid(axis="y", visible=False)
             axes.set_xlim(0, min(axes.get_xlim()[1], largest_value(panel_metric)))  # an interval may reach further
-            axes.set_title(_metric_label(panel_metric))
-        axes.set_xlabel("lines: 95 % intervals over seeds and images")
+            axes.set_title(_metric_label(panel_metric, results.sides))
+        axes.set_xlabel(f"lines: 95 % intervals over seeds and {results.sides.units}")
         return render_figure(
             canvas,
             "recalls",
             "Recalls",
-            "Means over seeds; error bars: 95 % intervals over seeds and images. Variants with overlapping intervals "
-            "can still differ significantly, because they share seeds and images: see the significance tests.",
+            f"Means over seeds; error bars: 95 % intervals over seeds and {results.sides.units}. Variants with "
+            "overlapping intervals can still differ significantly, because they share seeds and "
+            f"{results.sides.units}: see the significance tests.",
         )
 
 
@@ -105,7 +105,7 @@ def contributing_negatives(results: Results, names: Sequence[str]) -> Figure | N
                 )
             axes.set_yscale("symlog", linthresh=1)
             axes.yaxis.set_major_formatter("{x:g}")
-            axes.set_title(f"contributing negatives per query, {DIRECTIONS[direction]}")
+            axes.set_title(f"contributing negatives per query, {results.sides.long(direction)}")
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
         canvas.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7)
@@ -118,7 +118,7 @@ def contributing_negatives(results: Results, names: Sequence[str]) -> Figure | N
         )
 
 
-def similarity_histograms(by_variant: Mapping[str, Similarities]) -> Figure:
+def similarity_histograms(by_variant: Mapping[str, Similarities], sides: Sides) -> Figure:
     """Similarities of captions to their own image and to the most similar other image."""
     with plotting() as Canvas:
         rows = (len(by_variant) + 1) // 2
@@ -127,7 +127,7 @@ def similarity_histograms(by_variant: Mapping[str, Similarities]) -> Figure:
         bins = np.linspace(values.min(), values.max(), 41)
         grid = canvas.subplots(rows, 2, squeeze=False, sharex=True)
         for axes, (name, each) in zip(grid.flat, by_variant.items(), strict=False):
-            axes.hist(each.own, bins, color=SERIES[0], alpha=0.75, label="own image")
+            axes.hist(each.own, bins, color=SERIES[0], alpha=0.75, label=f"own {sides.image}")
             axes.hist(each.hardest, bins, color=SERIES[1], alpha=0.6, label="hardest negative")
             axes.set_title(short_label(name))
             axes.set_yticks([])
@@ -138,8 +138,8 @@ def similarity_histograms(by_variant: Mapping[str, Similarities]) -> Figure:
             canvas,
             "similarities",
             "Similarities",
-            "Similarity of every held-out caption to its own image and to the most similar other image; first shared "
-            "seed.",
+            f"Similarity of every held-out {sides.caption} to its own {sides.image} and to the most similar other "
+            f"{sides.image}; first shared seed.",
         )
 
 
@@ -185,7 +185,7 @@ def rank_changes(results: Results, first: str, second: str, seed: int) -> Figure
             axes.bar_label(bars, fmt="%.0f %%", padding=2, fontsize=7)
             axes.set_yticks(range(7), labels)
             axes.grid(axis="y", visible=False)
-            axes.set_title(DIRECTIONS[direction])
+            axes.set_title(results.sides.long(direction))
         axes.set_xlabel("% of queries")
         return render_figure(
             canvas,
@@ -231,10 +231,10 @@ def _downsampled(steps: np.ndarray, values: np.ndarray, points: int = 40) -> tup
     return steps[:length].reshape(-1, size).mean(axis=1), values[:length].reshape(-1, size).mean(axis=1)
 
 
-def _metric_label(metric: str) -> str:
+def _metric_label(metric: str, sides: Sides) -> str:
     direction, _, rest = metric.partition("_")
     return (
-        f"{DIRECTIONS[direction]}, {rest.replace('r', 'R@')}"
+        f"{sides.long(direction)}, {rest.replace('r', 'R@')}"
         if direction in DIRECTIONS and rest.startswith("r")
         else metric
     )

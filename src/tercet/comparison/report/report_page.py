@@ -37,6 +37,7 @@ def write_report(comparison: Comparison) -> Path:
     content = render_page(
         "report.html",
         comparison=comparison,
+        sides=comparison.results.sides,
         pairs=_pairs(comparison),
         cost_tables=_cost_tables(comparison),
         figures=drawn,
@@ -80,7 +81,7 @@ def _figures(comparison: Comparison, embedded: Mapping[str, EmbeddedSplit]) -> l
         figures.rank_changes(results, order[0], order[1], seed) if seed is not None and len(order) > 1 else None,
         figures.learning_curves(results, names),
         figures.contributing_negatives(results, names),
-        figures.similarity_histograms(histograms) if histograms else None,
+        figures.similarity_histograms(histograms, results.sides) if histograms else None,
         figures.cross_ranks(results, order),
         figures.costs(results, order),
     ]
@@ -214,7 +215,9 @@ def disagreements(
 ) -> list[Example]:
     """Queries with the largest ratio of worst to best rank between models; at most one per image."""
     ranks = np.stack([table.best(direction) for table in tables])
-    order = np.argsort(-(np.log(ranks.max(axis=0)) - np.log(ranks.min(axis=0))), kind="stable")
+    answered = np.flatnonzero(np.isfinite(ranks[0]))  # queries that have a positive
+    ranks = ranks[:, answered]
+    order = answered[np.argsort(-(np.log(ranks.max(axis=0)) - np.log(ranks.min(axis=0))), kind="stable")]
     queries = one_per_image(order, embedded[0], direction, QUERIES)
     return [example(embedded, direction, query, TOP_K) for query in queries]
 
@@ -225,7 +228,7 @@ def one_per_image(order: Int[np.ndarray, " _"], embedded: EmbeddedSplit, directi
     for query in order.tolist():
         if len(chosen) == limit:
             break
-        chosen.setdefault(int(embedded.owners[query]) if direction == "t2i" else query, query)
+        chosen.setdefault(embedded.owner(query) if direction == "t2i" else query, query)
     return list(chosen.values())
 
 
@@ -237,8 +240,7 @@ def example(
     also_true: Bool[np.ndarray, " candidate"] | None = None,
 ) -> Example:
     """Results of each model for one query. `also_true`: candidates known to match besides the positives."""
-    owners = embedded[0].owners.numpy()
-    own = owners == query if direction == "i2t" else np.arange(len(embedded[0].images)) == owners[query]
+    own = embedded[0].own(direction, query)
     others = np.zeros_like(own) if also_true is None else also_true & ~own
     return Example(direction, query, [_answer(each, direction, query, top_k, own, others) for each in embedded])
 

@@ -5,8 +5,7 @@ The manifest also tells which encoders to apply to raw texts and images for a mo
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet.console import SILENT, Progress
+from tercet.data.bad_items import without_bad_features, without_bad_images
 from tercet.data.collate import prefetch
-from tercet.data.dataset import DataSet, Split, subset, without_bad_features
+from tercet.data.dataset import DataSet, Split
 from tercet.data.encoders.registry import FolderEncoder, ImageEncoder, TextEncoder
+from tercet.data.formats import beir
 from tercet.data.formats.precomp import (
     MANIFEST,
     PRECOMP_SPLIT_NAMES,
@@ -27,7 +28,7 @@ from tercet.data.formats.precomp import (
     write_rows,
     write_texts,
 )
-from tercet.data.image_io import ImageFiles, ImageSource, open_image
+from tercet.data.image_io import ImageFiles, content_checksum
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy
 from tercet.interrupt import Interrupt
@@ -46,6 +47,7 @@ from tercet.storage import (
 
 PROGRESS = "progress.json"
 SOURCE = "source"  # manifest key: where the images are
+IMAGE_CHECKSUMS = "_image_checksums.txt"  # SHA-256 of the image file of each row
 IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
 FLUSH_INTERVAL = 16  # batches; kill -9 loses what was encoded since the last flush
 
@@ -80,6 +82,12 @@ def _folder(path: Any) -> str | None:
     return path if isinstance(path, str) and Path(path).is_dir() else None
 
 
+def checksums_of_images(folder: Path, split: str) -> list[str]:
+    """The SHA-256 of the image file of each row of a split, as far as `tercet features` encoded images."""
+    file = folder / f"{PRECOMP_SPLIT_NAMES.get(split, split)}{IMAGE_CHECKSUMS}"
+    return file.read_text().split() if file.is_file() else []
+
+
 def _about(content: Any, key: str) -> dict[str, Any]:
     about = content.get(key) if isinstance(content, dict) else None
     return about if isinstance(about, dict) else {}
@@ -111,9 +119,28 @@ def extract(
     errors = errors or ErrorPolicy()
     if target.exists() and not (target / MANIFEST).is_file():
         raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
-    data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
+    if data.sides.image_is_text:
+        return _extract_texts(data, target, texts, dtype, progress)
+    if images is not None:
+        if _is_complete(target, data, images, texts, dtype):
+            return False
+        data = without_bad_images(data, errors, progress)
+    else:
+        data = without_bad_features(data, errors)
     manifest = _manifest(data, images, texts, dtype)
-    source = {SOURCE: _source(data, image_folder, images, texts)}
+
+    def write(unfinished: Path, position: "_ResumePosition") -> None:
+        for name, split in data.splits.items():
+            stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
+            _extract_split(stem, split, images, texts, dtype, position, progress)
+
+    return _write_folder(target, manifest, {SOURCE: _source(data, image_folder, images, texts)}, write)
+
+
+def _write_folder(
+    target: Path, manifest: dict[str, Any], source: dict[str, Any], write: Callable[[Path, "_ResumePosition"], None]
+) -> bool:
+    """Write the files into an unfinished folder, resuming. False if the target already holds this manifest."""
     if target.exists():
         _check_manifest(manifest, target)
         check_features(target)
@@ -123,13 +150,53 @@ def extract(
             _check_manifest(manifest, unfinished)
         else:
             write_manifest(unfinished / MANIFEST, manifest | source)
-        position = _ResumePosition(unfinished / PROGRESS)
-        for name, split in data.splits.items():
-            stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
-            _extract_split(stem, split, images, texts, dtype, position, progress)
+        write(unfinished, _ResumePosition(unfinished / PROGRESS))
         (unfinished / PROGRESS).unlink(missing_ok=True)
         write_manifest(unfinished / MANIFEST, manifest | source | {CHECKSUMS: _checksums(unfinished)})
     return True
+
+
+def _is_complete(target: Path, data: DataSet, images: ImageEncoder, texts: TextEncoder | None, dtype: str) -> bool:
+    """Whether the target holds the features of exactly this data: then its images were decoded before."""
+    if not target.exists() or any(split.image_files is None for split in data.splits.values()):
+        return False
+    try:
+        _check_manifest(_manifest(data, images, texts, dtype), target)
+    except ValueError:  # reported after the images are checked: a bad one may be why the data differs
+        return False
+    check_features(target)
+    return True
+
+
+def _extract_texts(data: DataSet, target: Path, texts: TextEncoder | None, dtype: str, progress: Progress) -> bool:
+    """Write passages and queries, encoded alike: each once, though splits share the passages."""
+    if texts is None:
+        raise ValueError(f"{data.path} has passages and queries: a text encoder is needed, not --text-encoder none")
+    passages = next(iter(data.splits.values())).image_texts
+    assert passages is not None
+    sides = {beir.CORPUS: list(passages), beir.QUERIES: list(beir.queries_of(data).values())}
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "image_encoder": texts.about,
+        "text_encoder": texts.about,
+        "dtype": dtype,
+        "splits": {name: _positives_checksum(split) for name, split in data.splits.items()},
+    }
+
+    def write(unfinished: Path, position: "_ResumePosition") -> None:
+        beir.write_beir(data, unfinished)
+        for stem, items in sides.items():
+            batches = by_length(np.array([len(text) for text in items]), TEXT_BATCH_SIZE)
+            file = unfinished / f"{stem}.npy"
+            _fill(file, len(items), batches, _encoded_texts(items, texts), dtype, position, progress)
+
+    return _write_folder(target, manifest, {SOURCE: _source(data, None, None, texts)}, write)
+
+
+def _positives_checksum(split: Split) -> str:
+    """Checksum of passages, queries and their ids, and of which belong together."""
+    texts = (*split.image_names, *(split.image_texts or ()), *(split.caption_names or ()), *split.texts)
+    return _checksum(iter([*(text.encode() for text in texts), split.pairs().tobytes()]))
 
 
 def _extract_split(
@@ -144,6 +211,8 @@ def _extract_split(
     write_texts(stem, split, repeated=False)
     if images is not None:
         assert split.image_files is not None
+        checksums = (content_checksum(source).hex() for source in split.image_files)
+        Path(f"{stem}{IMAGE_CHECKSUMS}").write_text("".join(f"{checksum}\n" for checksum in checksums))
         batches = list(torch.arange(len(split.image_files)).split(IMAGE_BATCH_SIZE))
         encoded = _encoded_images(split.image_files, images)
         _fill(Path(f"{stem}_ims.npy"), len(split.image_files), batches, encoded, dtype, position, progress)
@@ -155,9 +224,8 @@ def _extract_split(
             write_rows(Path(f"{stem}_boxes.npy"), split.boxes, np.arange(len(split.boxes)))
     if texts is not None:
         batches = by_length(np.array([len(text) for text in split.texts]), TEXT_BATCH_SIZE)
-        _fill(
-            Path(f"{stem}_txt.npy"), len(split.texts), batches, _encoded_texts(split, texts), dtype, position, progress
-        )
+        encoded = _encoded_texts(split.texts, texts)
+        _fill(Path(f"{stem}_txt.npy"), len(split.texts), batches, encoded, dtype, position, progress)
 
 
 def _encoded_images(image_files: ImageFiles, encoder: ImageEncoder) -> Encoded:
@@ -170,9 +238,9 @@ def _encoded_images(image_files: ImageFiles, encoder: ImageEncoder) -> Encoded:
     return run
 
 
-def _encoded_texts(split: Split, encoder: TextEncoder) -> Encoded:
+def _encoded_texts(texts: Sequence[str], encoder: TextEncoder) -> Encoded:
     def run(batches: list[Int[Tensor, " _"]]) -> Iterator[Tensor]:
-        yield from (encoder.encode([split.texts[item] for item in items.tolist()]) for items in batches)
+        yield from (encoder.encode([texts[item] for item in items.tolist()]) for items in batches)
 
     return run
 
@@ -242,34 +310,6 @@ class _ResumePosition:
             seal(temporary)
 
 
-def without_bad_images(data: DataSet, errors: ErrorPolicy, progress: Progress) -> DataSet:
-    """Decode every image and report those that cannot be decoded; skip them if `errors` skips."""
-
-    def decoding_error(image_file: ImageSource) -> str | None:
-        try:
-            open_image(image_file)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    splits = {}
-    for name, split in data.splits.items():
-        if split.image_files is None:
-            raise ValueError(f"{data.path}: no images of {name} to encode: pass the image folder with --images")
-        bar = progress.bar(f"checking images of {name}", len(split.image_files))
-        valid = []
-        for image, error in enumerate(prefetch(decoding_error, split.image_files, workers=os.cpu_count() or 1)):
-            bar.advance()
-            if error is None:
-                valid.append(image)
-            else:
-                errors.report(f"{name}, image {split.image_names[image]}", error)
-        splits[name] = split if len(valid) == len(split.image_files) else subset(split, np.array(valid, dtype=np.int64))
-        if not valid:
-            raise ValueError(f"{data.path}: none of the images of {name} can be read")
-    return DataSet(data.path, data.format, splits, errors.messages)
-
-
 def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | None, dtype: str) -> dict[str, Any]:
     """Everything that the features depend on."""
     splits = {}
@@ -330,7 +370,8 @@ def _check_manifest(manifest: dict[str, Any], folder: Path) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    return checksums_of(folder, [file.name for file in folder.iterdir() if file.name not in (MANIFEST, LOCK, PROGRESS)])
+    names = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
+    return checksums_of(folder, sorted(name for name in names if name not in (MANIFEST, LOCK, PROGRESS)))
 
 
 def _short(value: Any) -> str:

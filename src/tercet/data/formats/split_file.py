@@ -17,6 +17,7 @@ import numpy as np
 
 from tercet.data.dataset import DataSet, Split, subset
 from tercet.data.formats.builder import sort_splits
+from tercet.data.formats.columns import Columns
 from tercet.data.formats.karpathy import file_start, is_split_file
 from tercet.data.textio import ErrorPolicy, read_json
 from tercet.storage import check_format
@@ -40,6 +41,8 @@ class DataSource:
     format: str | None = None
     images: str | None = None
     skip_bad: bool = False
+    columns: dict[str, str | None] | None = None
+    """Those that the user named."""
 
 
 def recognise(path: Path) -> bool:
@@ -57,6 +60,7 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
         format=source.format,
         images=source.images if images is None else images,
         skip_bad=source.skip_bad or errors.skip,
+        columns=Columns(**(source.columns or {})),
     )
     return apply(data, content["splits"], content["left_out"], path)
 

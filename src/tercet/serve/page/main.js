@@ -46,7 +46,7 @@ async function updateStatus() {
   }
   const inState = (state) => about.indexes.filter((index) => index.state === state);
   const loading = inState("opening").map((index) => index.name);
-  const texts = inState("ready").map(({ name, items, system }) => `${name}: ${items.toLocaleString("en")} images, ${system}`);
+  const texts = inState("ready").map(({ name, items, system, images }) => `${name}: ${items.toLocaleString("en")} ${images}, ${system}`);
   if (loading.length) texts.push(`loading ${loading.join(", ")}`);
   document.getElementById("server-status").textContent = texts.join("; ") || "no index is served";
   showError(inState("failed").map((index) => `${index.name}: ${index.error}`).join("; "));

@@ -167,9 +167,9 @@ async function updateGradient(params) {
       return;
     }
     $("batch").dataset.index = batch.index;
-    const head = element("tr", {}, element("th", { scope: "col" }, "image"), ...batch.members.map((member) => element("th", { scope: "col" }, member.caption)));
+    const head = element("tr", {}, element("th", { scope: "col" }, batch.members[0].text === null ? "image" : "passage"), ...batch.members.map((member) => element("th", { scope: "col" }, member.caption)));
     const rows = batch.members.map((member, i) => element("tr", {},
-      element("th", { scope: "row" }, element("img", { src: imageUrl(member, batch.index), alt: member.caption })),
+      element("th", { scope: "row" }, member.text ?? element("img", { src: imageUrl(member, batch.index), alt: member.caption })),
       ...batch.gradient[i].map((value, j) => cell(value, batch.similarity[i][j]))));
     $("batch").replaceChildren(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
   } catch (error) {

@@ -2,13 +2,19 @@
 
 import { element, fetchJson, imageUrl } from "./api.js";
 
-/** List item: a button with the image, its caption, rank and similarity. `marks` are further elements. */
+/** An image is called by its first caption, a passage by its id. */
+const titleOf = (hit) => (hit.text === null && hit.captions[0]) || hit.name;
+
+/** List item: a button with the image or the text of a passage, its caption, rank and similarity. `marks` are further elements. */
 export function resultItem(hit, index, query, ...marks) {
-  const caption = hit.captions[0] || hit.name;
-  const image = element("img", { src: imageUrl(hit, index), alt: "", loading: "lazy" }); // the caption is next to it
+  const caption = titleOf(hit);
+  const shown = hit.text === null
+    ? [element("img", { src: imageUrl(hit, index), alt: "", loading: "lazy" }), // the caption is next to it
+      element("span", { className: "hit-caption" }, caption)]
+    : [element("span", { className: "hit-text" }, hit.text), element("span", { className: "hit-caption" }, caption)];
   return element("li", {}, element("button",
     { type: "button", className: "hit", onclick: () => openDetails(hit, index, query) },
-    image, element("span", { className: "hit-caption" }, caption),
+    ...shown,
     element("span", { className: "hit-rank" }, `${hit.rank}. ${hit.similarity.toFixed(3)}`, ...marks)));
 }
 
@@ -17,11 +23,11 @@ let latestOpened = 0; // responses for a dialog that was replaced meanwhile are 
 
 async function openDetails(hit, index, query) {
   const opened = ++latestOpened;
-  const caption = hit.captions[0] || hit.name;
+  const caption = titleOf(hit);
   document.getElementById("item-title").textContent = caption;
   const content = document.getElementById("item-content");
-  const imageView = element("div", { className: "image-view" },
-    element("img", { src: imageUrl(hit, index, "large"), alt: caption }));
+  const imageView = element("div", { className: hit.text === null ? "image-view" : "" }, hit.text === null
+    ? element("img", { src: imageUrl(hit, index, "large"), alt: caption }) : element("p", { className: "hit-text" }, hit.text));
   const facts = element("dl", { className: "facts" }), words = element("div");
   content.replaceChildren(imageView, facts, words);
   if (!dialog().open) dialog().showModal();
@@ -33,10 +39,10 @@ async function openDetails(hit, index, query) {
   try {
     const item = await fetchJson(`/api/items/${hit.number}`, { index });
     if (opened !== latestOpened) return;
-    addFact("file", `${item.name}, ${item.bytes.toLocaleString("en")} bytes`);
-    for (const text of item.captions) addFact("caption", text);
+    addFact(hit.text === null ? "file" : "id", `${item.name}, ${item.bytes.toLocaleString("en")} bytes`);
+    for (const text of item.captions) addFact(item.sides.caption, text);
     const neighbours = element("ol", { className: "grid" }, ...item.neighbours.map((neighbour) => resultItem(neighbour, index, null)));
-    content.append(element("h3", {}, "Nearest images"), neighbours);
+    content.append(element("h3", {}, `Nearest ${item.sides.images}`), neighbours);
     if (query && item.attention) await showAttention(words, imageView, hit, index, query);
   } catch (error) {
     if (opened === latestOpened) content.append(element("p", { className: "failed" }, error.message));

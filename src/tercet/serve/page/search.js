@@ -62,6 +62,8 @@ export function updateIndexes(about) {
     if (names.includes(selected)) $("index").value = selected;
   }
   $("index-choice").hidden = names.length < 2;
+  const ready = about.indexes.filter((index) => index.state === "ready");
+  $("choose-image").hidden = $("search-note").hidden = ready.length > 0 && ready.every((index) => index.images !== "images");
   if (retry && names.length) retry();
 }
 
@@ -91,7 +93,7 @@ async function search(send, description, query) {
     const response = await send();
     if (!response) return;
     const milliseconds = Math.round(performance.now() - start);
-    $("search-status").textContent = `${response.results.length} images nearest to ${description} in ${response.index} (${milliseconds} ms)`;
+    $("search-status").textContent = `${response.results.length} ${response.images} nearest to ${description} in ${response.index} (${milliseconds} ms)`;
     $("results").replaceChildren(...response.results.map((hit) => resultItem(hit, response.index, query)));
   } catch (error) {
     $("results").replaceChildren();
