@@ -15,8 +15,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tercet.data.encoders.folded_efficientnet import folded
 from tercet.data.encoders.hugging_face import PretrainedImages, PretrainedTexts
-from tercet.data.encoders.registry import SIDE, EfficientNetLite2, image_encoder, text_encoder
+from tercet.data.encoders.registry import (
+    SIDE,
+    EfficientNetLite2,
+    image_encoder,
+    published_efficientnet,
+    text_encoder,
+)
 from tercet.data.transforms import TransformSettings
 from tercet.exporting.pretrained_folders import (
     pads_to_maximum,
@@ -100,14 +107,14 @@ def _pooled(output: Any) -> Tensor:
 
 
 class _ProjectedImages(nn.Module):
-    """A frozen encoder and the image head. `grid`: the head pools the cells, all of them real."""
+    """The layers of a frozen encoder and the image head. `grid`: the head pools the cells, all of them real."""
 
     def __init__(self, network: Any, head: Head, *, grid: bool) -> None:
         super().__init__()
         self.network, self.head, self.grid = network, head, grid
 
     def forward(self, pixel_values: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
-        features = self.network.extract_features(pixel_values).flatten(2)
+        features = self.network(pixel_values).flatten(2)
         if not self.grid:
             return self.head(features.mean(dim=2), None)
         cells = features.mT
@@ -161,7 +168,8 @@ def _head_images(retriever: Retriever, model: Heads, folder: Path) -> tuple[nn.M
             raise ValueError("heads that pool a grid with gpo cannot be exported to ONNX: those with mean can")
         mean, std = (127 / 255,) * 3, (128 / 255,) * 3
         write_image_processor(TransformSettings(SIDE, None, mean, std, "bilinear"), folder)
-        return _ProjectedImages(encoder.model, model.image_head, grid=grid), SIDE
+        layers = folded(published_efficientnet(), fused=False)  # the fused operation has no counterpart in ONNX
+        return _ProjectedImages(layers, model.image_head, grid=grid), SIDE
     if isinstance(encoder, PretrainedImages) and not grid:
         encoder.processor.save_pretrained(folder)
         network: Any = encoder.model
