@@ -14,6 +14,9 @@ from tests import shape_checks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some virtual machines report AMX and do not allow it: bfloat16 products would end in an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# pytest imports readline, which sets these below os.environ: commands in a process of their own would print narrower.
+os.unsetenv("COLUMNS")
+os.unsetenv("LINES")
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of Hugging Face is imported: tests never wait for a network
 
 # Processes that tests start in any folder import the package that is tested here.
