@@ -92,6 +92,21 @@ def test_mining_equals_faiss(tmp_path, capsys):
     assert "| the whole set, extrapolated, s |" in page.read_text()
 
 
+@pytest.mark.slow
+def test_photo_features_are_measured_and_equal(tmp_path):
+    """The benchmark stops if the features differ."""
+    import features as bench
+    from PIL import Image
+
+    random = torch.Generator().manual_seed(0)
+    for name in "ab":
+        pixels = torch.randint(0, 256, (60, 80, 3), generator=random, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"{name}.jpg")
+    bench.main([str(tmp_path), "--turns", "1", "--out", str(tmp_path / "out")])
+    (page,) = (tmp_path / "out").iterdir()
+    assert "| BatchNorm folded |" in page.read_text()
+
+
 def test_the_phases_of_a_second_round_run(tmp_path):
     import second_round as bench
 

@@ -46,7 +46,7 @@ def test_help_imports_nothing_heavy():
 def test_user_errors_get_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "file").touch()
     for arguments, message in [
-        (["compar"], "unknown command; known: compare"),
+        (["compar"], "unknown command (did you mean compare?); known: compare"),
         (["compare", "--objectives", "tripet"], "did you mean triplet"),
         (["compare", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
         (["compare", "--metric", "i2t_medr"], "'i2t_medr' cannot be tested"),

@@ -279,3 +279,23 @@ def test_a_file_larger_than_allowed_is_one_line(tmp_path):
     assert "train_txt.npy: larger than the file system or `ulimit -f` allows" in line
     main(command[3:])
     assert "checksums" in json.loads((tmp_path / "out" / "features.json").read_text())
+
+
+@EVERY
+def test_a_run_with_a_queue_and_learned_settings_killed_at_a_rename_resumes(tmp_path, every):
+    """The queue, the moving average and the learned temperature are part of the checkpoint."""
+    objective = "nt-xent:learn=temperature + 0.1*triplet:reduction=mean"
+    changing = ("machine.json", "log.txt", "ranks.npz")
+
+    def train(name):
+        given = SMALL | {"objective": objective, "queue_size": 40, "queue_momentum": 0.5}
+        return tercet.train(**given, runs=tmp_path / name, checkpoint_every=1).folder
+
+    whole = []
+    count = renames_of(lambda: whole.append(train("whole")))
+    for at in crash_points(count, every)[1:2] if not every else crash_points(count, every):
+        killed(lambda at=at: train(f"killed_{at}"), at)
+        assert list((tmp_path / f"killed_{at}").glob("*/state/*.pt")) or every
+        assert files(train(f"killed_{at}"), without=changing) == files(whole[0], without=changing)
+    learned = [line["learned"] for line in runs.read_lines(whole[0]) if "learned" in line]
+    assert learned[0]["nt-xent:temperature"] != learned[-1]["nt-xent:temperature"] != 0.1

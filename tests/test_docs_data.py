@@ -27,8 +27,8 @@ def workspace(tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     for seed, name in enumerate(("beach", "snow", "city", "park")):
         (tmp_path / "images" / f"{name}.jpg").write_bytes(image_bytes(seed))
-    for path in ("photos/train/beach.jpg", "photos/test/park.jpg"):
-        (tmp_path / path).write_bytes(image_bytes(9))
+    for seed, path in enumerate(("photos/train/beach.jpg", "photos/test/park.jpg")):
+        (tmp_path / path).write_bytes(image_bytes(seed))
     lines = [butd_line(name, np.full((3, 4), 9.0), np.ones((3, 8))) for name in ("beach", "park")]
     (tmp_path / "trainval_36.tsv").write_text("".join(lines))
     (tmp_path / "hub_download").mkdir()

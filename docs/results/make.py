@@ -24,6 +24,7 @@ import cocos  # noqa: E402
 import doctor  # noqa: E402
 import flickr8k  # noqa: E402
 import hosts  # noqa: E402
+import waist  # noqa: E402
 
 RECALLS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADINGS = ("i2t R@1", "R@5", "R@10", "t2i R@1", "R@5", "R@10", "rsum")
@@ -275,6 +276,10 @@ def aoq_page(lines: list[dict]) -> str:
     return f"{aoq.page(lines)}\n{runs_note(lines, 'aoq')}\n"
 
 
+def waist_page(lines: list[dict]) -> str:
+    return f"{waist.page(lines)}\n{runs_note(lines, 'waist')}\n"
+
+
 PAGES = {
     "aoq": aoq_page,
     "cocos": cocos_page,
@@ -283,6 +288,7 @@ PAGES = {
     "goal": goal,
     "hosts": hosts.page,
     "systems": systems,
+    "waist": waist_page,
 }
 
 
@@ -309,6 +315,8 @@ def main() -> None:
         collected = [line_of(run) for run in arguments.runs]
         if arguments.page == "aoq":
             collected = [aoq.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
+        if arguments.page == "waist":
+            collected = [waist.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
         if arguments.page == "doctor":
             collected = [doctor.line_of(line, run) for line, run in zip(collected, arguments.runs, strict=True)]
         if arguments.page == "cocos":

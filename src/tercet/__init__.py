@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tercet.exporting import export
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
-    from tercet.objectives import RowObjective, objective
+    from tercet.objectives import Queue, RowObjective, objective
     from tercet.search.searcher import Searcher
     from tercet.training.trained import Trained
     from tercet.training.watch import Watcher, watch
@@ -27,6 +27,7 @@ __all__ = [
     "CheckReport",
     "Comparison",
     "DataSet",
+    "Queue",
     "Retriever",
     "RowObjective",
     "Searcher",
@@ -57,6 +58,7 @@ _MODULES = {
     "CheckReport": "tercet.analysis.gradcheck",
     "Comparison": "tercet.comparison.compare",
     "DataSet": "tercet.data.dataset",
+    "Queue": "tercet.objectives",
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
     "Searcher": "tercet.search.searcher",

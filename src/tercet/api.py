@@ -64,6 +64,10 @@ def train(
     init_from: str | None = None,
     features: str | None = None,
     images: str | Path | None = None,
+    skip_bad: bool = False,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    split_column: str | None = None,
     train_split: str = "train",
     validation_split: str = "val",
     test_split: str = "test",
@@ -72,6 +76,7 @@ def train(
     batch_size: int = 128,
     captions_per_image: int | None = None,
     positives: Literal["ids", "diagonal"] = "ids",
+    grades: str | None = None,
     ignore_equal_text: bool = False,
     drop_regions: float = 0.0,
     drop_words: float = 0.0,
@@ -87,6 +92,8 @@ def train(
     mined: str | None = None,
     mined_top: int = 300,
     mined_draw: Literal["uniform", "normal", "similarity"] = "uniform",
+    queue_size: int | None = None,
+    queue_momentum: float | None = None,
     mined_as_candidates: bool = False,
     mine_every: int | None = None,
     optimizer: Literal["adamw", "adam"] = "adamw",
@@ -140,6 +147,13 @@ def train(
         features (str | None, default None): Image features to use: NAME of {split}_NAME.npy in a precomp folder
             (default: ims), or regions for scenes.
         images (str | Path | None, default None): Folder of the image files, if it is not next to the dataset.
+        skip_bad (bool, default False): Skip and list invalid captions, images and features instead of stopping at the
+            first.
+        image_column (str | None, default None): Column of the images in a CSV, TSV or Parquet file. None: image,
+            filepath, filename or another usual name.
+        caption_column (str | None, default None): Column of the captions. None: caption, text, title or another usual
+            name.
+        split_column (str | None, default None): Column of the splits. None: split, if there is one.
         train_split (str, default "train"): Training split; + joins splits: train+restval is common for COCO.
         validation_split (str, default "val"): Split that selects the best epoch.
         test_split (str, default "test"): Split evaluated once, after training, with the selected weights.
@@ -152,6 +166,9 @@ def train(
         positives (ids | diagonal, default "ids"): Which pairs of a batch are positives. ids: all captions of an image.
             diagonal: only row i with column i, so that an image drawn twice is a negative of its own other caption, as
             in the published code.
+        grades (str | None, default None): Weights of pairs, for objectives that take weights of positives: a text file
+            with an image index, a caption index and a weight from 0 to 1 per line, counted from 0 in the training
+            split, or the folder with the human judgments of Flickr8k.
         ignore_equal_text (bool, default False): Ignore a pair (neither positive nor negative) if the caption has the
             same text as a caption of the image.
         drop_regions (float, default 0.0): Size augmentation: fraction of an image's regions to drop during training.
@@ -177,6 +194,11 @@ def train(
             proportional part of a caption's list of images.
         mined_draw (uniform | normal | similarity, default "uniform"): Sampling distribution over the list: uniform,
             Gaussian around the middle, or softmax of similarity.
+        queue_size (int | None, default None): Keep the last N image and caption embeddings as further negatives without
+            a gradient, for dual encoders. None: off.
+        queue_momentum (float | None, default None): Fill the queue with embeddings of a moving average of the weights,
+            updated as momentum * average + (1 - momentum) * weights after every step. None: with those of the model
+            itself.
         mined_as_candidates (bool, default False): Append mined images and captions to the batch as additional
             negatives; works with any other objective of a dual encoder.
         mine_every (int | None, default None): Mine the training split again with the current weights every N epochs.
@@ -265,6 +287,10 @@ def compare(
     text_encoder: str | None = None,
     features: str | None = None,
     images: str | Path | None = None,
+    skip_bad: bool = False,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    split_column: str | None = None,
     processes: int | None = None,
     no_stack: bool = False,
     executor: str = "local",
@@ -316,6 +342,13 @@ def compare(
         features (str | None, default None): Which features to use: {split}_{features}.npy of a precomp folder (default
             ims), or regions for scenes.
         images (str | Path | None, default None): Folder of image files, if it is not found next to the dataset.
+        skip_bad (bool, default False): Skip and list invalid captions, images and features instead of stopping at the
+            first.
+        image_column (str | None, default None): Column of the images in a CSV, TSV or Parquet file. None: image,
+            filepath, filename or another usual name.
+        caption_column (str | None, default None): Column of the captions. None: caption, text, title or another usual
+            name.
+        split_column (str | None, default None): Column of the splits. None: split, if there is one.
         processes (int | None, default None): Number of processes that train in parallel. None: number of cores.
         no_stack (bool, default False): Train one run at a time in a process.
         executor (str, default "local"): How the runs are carried out: local processes, or an executor of an installed

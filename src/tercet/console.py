@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -49,6 +49,12 @@ def _shown(character: str) -> str:
 def print_lines(*lines: str, to_stderr: bool = False) -> None:
     """Print each of these texts on one line."""
     print(*map(printable, lines), sep="\n", file=sys.stderr if to_stderr else sys.stdout)
+
+
+def print_skipped(items: Sequence[str]) -> None:
+    """List what `--skip-bad` skipped."""
+    if items:
+        print_lines(f"Skipped {len(items):,} invalid items:", *(f"  {item}" for item in items), to_stderr=True)
 
 
 def terminal_console(**options: Any) -> Console:

@@ -141,6 +141,12 @@ class Retriever(nn.Module):
         with _evaluation_mode(self.model):
             return self._in_batches(self._preprocess, images, self.encode_images)
 
+    @torch.inference_mode()
+    def embed_features(self, features: Tensor) -> Tensor:
+        """Return one row per image, from what the model's image encoder made of them."""
+        with _evaluation_mode(self.model):
+            return self._in_batches(lambda batch: (batch, None), features, self.encode_images)
+
     def preprocess_images(self, images: Sequence[str | Path | Image.Image]) -> tuple[Tensor, Tensor | None]:
         """Return the inputs of `encode_images`, on the model's device."""
         return self._to_device(*self._preprocess(images))
@@ -153,7 +159,7 @@ class Retriever(nn.Module):
         assert lengths is not None
         return ids, lengths
 
-    def _in_batches(self, preprocess: Any, items: Sequence[Any], encode: Any) -> Tensor:
+    def _in_batches(self, preprocess: Any, items: Sequence[Any] | Tensor, encode: Any) -> Tensor:
         batches = [items[start : start + IMAGE_BATCH_SIZE] for start in range(0, len(items), IMAGE_BATCH_SIZE)]
         if not batches:
             raise ValueError("nothing to embed: the list is empty")
@@ -265,7 +271,9 @@ def load(path: str | Path) -> Retriever:
 
     folder = Path(path)
     if not (folder / CONFIG).is_file():
-        raise ValueError(f"{folder}: not a saved model: expected a folder with {CONFIG} and {WEIGHTS}")
+        raise ValueError(
+            f"{folder}: not a saved model: {_what_it_is(folder)}expected a folder with {CONFIG} and {WEIGHTS}"
+        )
     content = checked_manifest(read_json(folder / CONFIG), folder / CONFIG, REMEDY)
     _check_files(folder, content)
     system = content.get("system")
@@ -278,6 +286,16 @@ def load(path: str | Path) -> Retriever:
         raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
     model.load_state_dict(load_file(folder / WEIGHTS))
     return Retriever(content["system"], model, preprocessor).eval()
+
+
+def _what_it_is(folder: Path) -> str:
+    """What was given in place of a model, as far as it is known."""
+    if not folder.exists():
+        return "no such folder; "
+    kinds = {"index.json": "a search index", "features.json": "a dataset of features"}
+    if folder.is_file():
+        return "it is a file; "
+    return next((f"it is {kind}; " for name, kind in kinds.items() if (folder / name).is_file()), "")
 
 
 def _check_files(folder: Path, config: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tercet.types import PairGradient, PairMask, Similarity
+from tercet.types import MaskOrWeights, PairGradient, PairMask, Similarity
 
 
 @dataclass(frozen=True)
@@ -226,21 +226,21 @@ class Objective(Protocol):
     def reduction(self) -> Literal["sum", "mean"]: ...
 
     def on_similarity(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]: ...
 
     def pair_gradient(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> PairGradient: ...
 
     def pair_gradients(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> tuple[PairGradient, PairGradient]: ...
 
     def value(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""] | None: ...
 
     def monitor(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]: ...

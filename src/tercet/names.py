@@ -1,6 +1,7 @@
 """Names and values from users: suggestions for misspelled names, settings from text, lazily imported names."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -42,9 +43,34 @@ def split_settings(spec: str) -> tuple[str, dict[str, Any]]:
     (('mine.py:f', {'margin': 0.3}), ('mine.py:f', {}))
     """
     name, colon, tail = spec.rpartition(":")
-    if not colon or "=" not in tail:
+    if not colon or "=" not in tail or is_sum(spec):
         return spec, {}
     return name, parse_overrides(tail.split(","))
+
+
+TERM = re.compile(r"(?:([0-9.]+(?:e-?[0-9]+)?) ?\* ?)?(\S+)")
+"""A term of a sum of objectives: its weight, and its name with settings."""
+
+
+def is_sum(spec: str) -> bool:
+    """Whether this is a sum of objectives, or one with a weight."""
+    match = TERM.fullmatch(spec)
+    return " + " in spec or (match is not None and match[1] is not None)
+
+
+def split_terms(spec: str) -> list[tuple[float, str]]:
+    """The weights and terms of a sum of objectives.
+
+    >>> split_terms("nt-xent:temperature=0.05 + 0.1*cir/sig-ms")
+    [(1.0, 'nt-xent:temperature=0.05'), (0.1, 'cir/sig-ms')]
+    """
+    terms = []
+    for term in spec.split(" + "):
+        match = TERM.fullmatch(term.strip())
+        if match is None:
+            raise ValueError(f"{spec}: expected terms like 0.1*nt-xent:temperature=0.05, joined by ' + ', got {term!r}")
+        terms.append((float(match[1] or 1), match[2]))
+    return terms
 
 
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

@@ -19,6 +19,8 @@ from torch import Tensor
 Similarity = Float[Tensor, "image caption"]
 PairMask = Bool[Tensor, "image caption"]
 PairGradient = Float[Tensor, "image caption"]
+MaskOrWeights = PairMask | Float[Tensor, "image caption"]
+"""Which pairs are positive: a mask, or weights in 0..1, where a pair with a weight above 0 is a positive."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +95,17 @@ class Batch:
     also_positive: PairMask | None = None
     """Pairs that are known to match although their ids differ."""
     ignored: PairMask | None = None
+    grades: Float[Tensor, "image caption"] | None = None
+    """Weights of all pairs in 0..1; None: positives weigh 1."""
     mined: MinedItems | None = None
 
+    def weighted_positives(self) -> MaskOrWeights:
+        """The weights of the pairs if they are graded, else the mask of positives."""
+        return self.positives() if self.grades is None else self.grades
+
     def positives(self) -> PairMask:
-        """The mask of positive pairs: equal ids, or marked in `also_positive`."""
+        """The mask of positive pairs: a weight above 0; without grades, equal ids or marked in `also_positive`."""
+        if self.grades is not None:
+            return self.grades > 0
         same_id = self.image_ids[:, None] == self.caption_ids[None, :]
         return same_id if self.also_positive is None else same_id | self.also_positive

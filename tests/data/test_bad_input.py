@@ -314,7 +314,7 @@ UNREADABLE = {
     "no Parquet": (lambda folder: text(folder / "x.parquet", "PAR1 no"), r"x\.parquet: not a readable parquet file"),
     "other columns": (
         lambda folder: parquet(folder / "x.parquet", {"a": [1]}),
-        "expected the columns image and caption",
+        "no image column: the columns are a; name yours with --image-column",
     ),
     "several lists without splits": (
         lambda folder: (text(folder / "a.json", "[]"), text(folder / "b.json", "[]"))[0].parent,

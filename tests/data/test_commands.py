@@ -52,9 +52,9 @@ def test_a_summary_finds_duplicates_shared_captions_and_bad_features(tmp_path):
     summary = summarise(open_data(write_karpathy(content, tmp_path)))
     assert summary.splits["train"].shared_captions == 2
     assert summary.splits["test"].words_per_caption == (1, 1.0, 2)
-    assert ("train", "test", "image names", 1) in summary.overlaps
-    assert ("train", "test", "captions", 1) in summary.overlaps
-    assert ("train", "test", "images", 2) in summary.overlaps  # b is d, and a is a
+    assert "train and test share 1 image names" in summary.notes
+    assert "train and test share 1 captions" in summary.notes
+    assert "train and test share 2 images" in summary.findings  # b is d, and a is a
     assert not summary.errors
     assert len(summary.examples) == 3
 

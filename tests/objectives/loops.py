@@ -1,8 +1,8 @@
 """Reference implementation of every objective: plain Python loops written from its equation.
 
 A row objective takes one anchor's similarities as {candidate: s} for its positives and its negatives, and `others`,
-all positive pairs of the batch as {(anchor, candidate): s}; it returns {candidate: dL/dS} and the anchor's value
-(None where no loss exists).
+all positive pairs of the batch as {(anchor, candidate): s}, and the weights of the positives, 1 unless they are graded;
+it returns {candidate: dL/dS} and the anchor's value (None where no loss exists).
 """
 
 from collections import defaultdict
@@ -23,71 +23,133 @@ def softplus(exponent):
     return max(exponent, 0.0) + log1p(exp(-abs(exponent)))
 
 
-def triplet(o, anchor, positives, negatives, others):
+def triplet(o, anchor, positives, negatives, others, w):
     gradient, value = defaultdict(float), 0.0
+    most_similar = sorted(negatives, key=lambda n: (-negatives[n], n))[: o.top_k]
     for p, s_p in positives.items():
-        for n, s_n in negatives.items():
+        for n in most_similar:
+            s_n = negatives[n]
             if o.margin + s_n - s_p > 0:
-                value += o.margin + s_n - s_p
-                gradient[p] -= 1
-                gradient[n] += 1
+                value += w[p] * (o.margin + s_n - s_p)
+                gradient[p] -= w[p]
+                gradient[n] += w[p]
     return gradient, value
 
 
-def triplet_sh(o, anchor, positives, negatives, others):
+def triplet_sh(o, anchor, positives, negatives, others, w):
     gradient, value = defaultdict(float), 0.0
     if negatives:
         n = hardest(negatives)
         for p, s_p in positives.items():
             if o.margin + negatives[n] - s_p > 0:
-                value += o.margin + negatives[n] - s_p
-                gradient[p] -= 1
-                gradient[n] += 1
+                value += w[p] * (o.margin + negatives[n] - s_p)
+                gradient[p] -= w[p]
+                gradient[n] += w[p]
     return gradient, value
 
 
-def nt_xent(o, anchor, positives, negatives, others):
+def nt_xent(o, anchor, positives, negatives, others, w):
     candidates = {**positives, **negatives}
     largest = max(candidates.values())
     partition = sum(exp((s - largest) / o.temperature) for s in candidates.values())
     gradient, value = defaultdict(float), 0.0
     for j, s in candidates.items():
         probability = exp((s - largest) / o.temperature) / partition
-        gradient[j] = (probability - (j in positives) / len(positives)) / o.temperature
-    for s_p in positives.values():
-        value -= ((s_p - largest) / o.temperature - log(partition)) / len(positives)
+        gradient[j] = (probability - w.get(j, 0) / sum(w.values())) / o.temperature
+    for p, s_p in positives.items():
+        value -= w[p] / sum(w.values()) * ((s_p - largest) / o.temperature - log(partition))
     return gradient, value
 
 
-def smooth_ap(o, anchor, positives, negatives, others):
+def smooth_ap(o, anchor, positives, negatives, others, w):
     candidates = {**positives, **negatives}
     gradient, precision = defaultdict(float), 0.0
     for i, s_i in positives.items():
         above = {j: sigma((s - s_i) / o.temperature) for j, s in candidates.items() if j != i}
         rank_among_positives = 1 + sum(g for j, g in above.items() if j in positives)
         rank = 1 + sum(above.values())
-        precision += rank_among_positives / rank / len(positives)
+        share = w[i] / sum(w.values())
+        precision += share * rank_among_positives / rank
         for j, g in above.items():
             slope = g * (1 - g) / o.temperature
             # quotient rule on R+ / R; S_j enters with +slope, S_i with -slope
             d_precision = ((j in positives) * slope * rank - rank_among_positives * slope) / rank**2
-            gradient[j] -= d_precision / len(positives)
-            gradient[i] += d_precision / len(positives)
+            gradient[j] -= share * d_precision
+            gradient[i] += share * d_precision
     return gradient, 1 - precision
 
 
-def sigmoid(o, anchor, positives, negatives, others):
+def sigmoid(o, anchor, positives, negatives, others, w):
     share = 0.5 if o.reduction == "sum" else 1.0  # every pair once, half per direction; the mean already halves
+    bias = log_odds(o.batch) if o.bias == "batch" else o.bias
     gradient, value = defaultdict(float), 0.0
-    for candidates, z in ((positives, 1), (negatives, -1)):
+    for candidates in (positives, negatives):
         for j, s in candidates.items():
-            argument = z * (s / o.temperature + o.bias)
-            value += share * softplus(-argument)
-            gradient[j] = -share * z * sigma(-argument) / o.temperature
+            target, argument = w.get(j, 0), s / o.temperature + bias
+            value += share * (target * softplus(-argument) + (1 - target) * softplus(argument))
+            gradient[j] = share * ((1 - target) * sigma(argument) - target * sigma(-argument)) / o.temperature
     return gradient, value
 
 
-def goal(o, anchor, positives, negatives, others):
+def log_odds(weights):
+    """`weights`: of every pair of the batch that is not ignored."""
+    positive, negative = sum(weights), sum(1 - weight for weight in weights)
+    return log(max(1, positive)) - log(max(1, negative))
+
+
+def circle(o, anchor, positives, negatives, others, w):
+    a_p = {p: max(0.0, 1 + o.margin - s) for p, s in positives.items()}
+    a_n = {n: max(0.0, s + o.margin) for n, s in negatives.items()}
+    z_p = {p: -o.gamma * a_p[p] * (s - 1 + o.margin) + log(w[p]) for p, s in positives.items()}
+    z_n = {n: o.gamma * a_n[n] * (s - o.margin) for n, s in negatives.items()}
+    gradient = defaultdict(float)
+    if not z_n:
+        return gradient, 0.0 if o.has_value else None
+    total = log_sum(z_p.values()) + log_sum(z_n.values())
+    z = 1 / (1 + exp(-total)) if total > -700 else 0.0
+    for n, s in negatives.items():
+        slope = a_n[n] if o.detach_weights else 2 * s * (a_n[n] > 0)
+        gradient[n] = z * exp(z_n[n] - log_sum(z_n.values())) * o.gamma * slope
+    for p, s in positives.items():
+        slope = a_p[p] if o.detach_weights else 2 * (1 - s) * (a_p[p] > 0)
+        gradient[p] = -z * exp(z_p[p] - log_sum(z_p.values())) * o.gamma * slope
+    return gradient, softplus(total) if o.has_value else None
+
+
+def multi_similarity(o, anchor, positives, negatives, others, w):
+    kept_p, kept_n = dict(positives), dict(negatives)
+    if o.slack is not None:
+        kept_p = {p: s for p, s in positives.items() if negatives and s < max(negatives.values()) + o.slack}
+        kept_n = {n: s for n, s in negatives.items() if s > min(positives.values()) - o.slack}
+    z_p = {p: -o.alpha * (s - o.lam) + log(w[p]) for p, s in kept_p.items()}
+    z_n = {n: o.beta * (s - o.lam) for n, s in kept_n.items()}
+    gradient, value = defaultdict(float), 0.0
+    for terms, sign, steepness in ((z_p, -1, o.alpha), (z_n, 1, o.beta)):
+        if terms:
+            value += softplus(log_sum(terms.values())) / steepness
+            for j, z in terms.items():
+                gradient[j] = sign * exp(z - softplus(log_sum(terms.values())))
+    return gradient, value
+
+
+def binomial_deviance(o, anchor, positives, negatives, others, w):
+    gradient, value = defaultdict(float), 0.0
+    for p, s in positives.items():
+        share = w[p] / sum(w.values())
+        value += share * softplus(-o.alpha * (s - o.lam))
+        gradient[p] = -share * o.alpha * sigma(-o.alpha * (s - o.lam))
+    for n, s in negatives.items():
+        value += softplus(o.beta * (s - o.lam)) / len(negatives)
+        gradient[n] = o.beta * sigma(o.beta * (s - o.lam)) / len(negatives)
+    return gradient, value
+
+
+def log_sum(exponents):
+    largest = max(exponents)
+    return largest + log(sum(exp(z - largest) for z in exponents))
+
+
+def goal(o, anchor, positives, negatives, others, w):
     gradient, value = defaultdict(float), 0.0
     if not negatives:
         return gradient, value if o.has_value else None
@@ -99,10 +161,10 @@ def goal(o, anchor, positives, negatives, others):
         p_set = [s for pair, s in others.items() if pair != (anchor, p) and s < s_n + o.slack]
         weight = triplet_weight(o, s_p, s_n)
         pull, push = pair_weights(o, s_p, s_n, p_set, n_set)
-        gradient[p] -= weight * pull
-        gradient[n] += weight * push
+        gradient[p] -= w[p] * weight * pull
+        gradient[n] += w[p] * weight * push
         if o.has_value:
-            value += goal_loss(o, s_p, s_n)
+            value += w[p] * goal_loss(o, s_p, s_n)
     return gradient, value if o.has_value else None
 
 
@@ -148,13 +210,34 @@ def hardest(negatives):
     return max(negatives, key=lambda j: (negatives[j], -j))
 
 
-LOOPS = {"triplet": triplet, "triplet-sh": triplet_sh, "nt-xent": nt_xent, "smooth-ap": smooth_ap, "sigmoid": sigmoid}
+LOOPS = {
+    "triplet": triplet,
+    "triplet-sh": triplet_sh,
+    "nt-xent": nt_xent,
+    "smooth-ap": smooth_ap,
+    "sigmoid": sigmoid,
+    "circle": circle,
+    "multi-similarity": multi_similarity,
+    "binomial-deviance": binomial_deviance,
+}
+
+
+class WithBatch:
+    """An objective's settings, and the weights of all pairs of the batch."""
+
+    def __init__(self, objective, batch):
+        self.objective, self.batch = objective, batch
+
+    def __getattr__(self, name):
+        return getattr(self.objective, name)
 
 
 def both_directions(o: RowObjective, similarity, positives, ignored=None):
     """(G_i2t, G_t2i, value) as nested lists, or value None."""
     S, P = similarity.tolist(), positives.tolist()
     out = [[False] * len(row) for row in P] if ignored is None else ignored.tolist()
+    batch = [float(p) for row, ignore in zip(P, out, strict=True) for p, no in zip(row, ignore, strict=True) if not no]
+    o = WithBatch(o, batch)
     i2t, image_value = one_direction(o, S, P, out)
     t2i, caption_value = one_direction(o, *(list(map(list, zip(*matrix, strict=True))) for matrix in (S, P, out)))
     value = None if image_value is None else image_value + caption_value
@@ -171,7 +254,8 @@ def one_direction(o, S, P, out):
     for a in anchors:
         positives = {j: S[a][j] for j in allowed[a] if P[a][j]}
         negatives = {j: S[a][j] for j in allowed[a] if not P[a][j]}
-        gradient, value = row_objective(o, a, positives, negatives, others)
+        weights = {j: float(P[a][j]) for j in positives}
+        gradient, value = row_objective(o, a, positives, negatives, others, weights)
         for j, g in gradient.items():
             G[a][j] = weight * g
         total = None if value is None else total + weight * value

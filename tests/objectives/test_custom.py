@@ -274,3 +274,66 @@ def test_an_objective_of_a_file_may_be_an_instance(tmp_path):
     name = write(tmp_path, "mine = objective('triplet', margin=0.3)\n") + ":mine"
     assert tercet.objective(name).margin == 0.3
     assert tercet.objective(name, margin=0.4).margin == 0.4
+
+
+def test_a_loss_gets_the_facts_that_it_asks_for_by_name():
+    seen = {}
+
+    def loss(similarity, positives, image_ids, caption_ids, images, captions, step, scale=1.0):
+        seen.update(image_ids=image_ids, caption_ids=caption_ids, images=images, captions=captions, step=step)
+        return scale * (similarity - (image_ids[:, None] == caption_ids).float()).square().mean()
+
+    o = tercet.objective(loss, scale=2.0)
+    assert o.settings == {"scale": 2.0, "reduction": "sum"}
+    x, y, ids = torch.rand(3, 4, requires_grad=True), torch.rand(5, 4), torch.tensor([5, 7, 5, 9, 7])
+    o(x, y, image_ids=torch.tensor([7, 5, 2]), caption_ids=ids, step=41).backward()
+    assert seen["step"] == 41
+    assert torch.equal(seen["caption_ids"], ids)
+    assert torch.equal(seen["images"], x.detach())
+    assert not seen["images"].requires_grad
+    assert tercet.check_objective(o, processes=False)
+    with pytest.raises(ValueError, match="loss asks for image_ids, which is not known here"):
+        o.on_similarity(torch.rand(3, 3))
+    with pytest.raises(ValueError, match=r"loss asks for step, which is not known here.*step="):
+        o(x, y, image_ids=torch.tensor([7, 5, 2]), caption_ids=ids)
+
+
+def test_a_gradient_gets_the_facts_of_its_rows_and_columns():
+    def gradient(similarity, positives, anchor_ids, candidates):
+        return similarity.detach() * anchor_ids[:, None] * candidates.norm(dim=1)
+
+    o = tercet.objective(gradient)
+    x, y = torch.rand(3, 4, requires_grad=True), torch.rand(5, 4)
+    ids = {"image_ids": torch.tensor([1, 2, 3]), "caption_ids": torch.tensor([1, 2, 3, 1, 2])}
+    o(x, y, **ids).backward()
+    similarity = (x @ y.T).detach()
+    i2t = similarity * ids["image_ids"][:, None] * y.norm(dim=1)
+    t2i = similarity * ids["caption_ids"] * x.detach().norm(dim=1)[:, None]
+    torch.testing.assert_close(x.grad, (i2t + t2i) @ y)
+    both = o + 0.5 * tercet.objective("triplet-sh")
+    leaf = x.detach().clone().requires_grad_()
+    both(leaf, y, **ids).backward()
+    torch.testing.assert_close(
+        leaf.grad,
+        x.grad
+        + 0.5
+        * tercet.objective("triplet-sh").pair_gradient(similarity, ids["image_ids"][:, None] == ids["caption_ids"])
+        @ y,
+    )
+
+
+def test_a_gradient_does_not_ask_for_images():
+    with pytest.raises(ValueError, match="ask for anchor_ids instead of image_ids"):
+        tercet.objective(lambda S, P, image_ids: -P.to(S.dtype))
+
+
+def test_weights_of_positives_are_passed_to_a_function_that_asks():
+    case = CASES["house 3 x 15"]
+    weights = case.positives.double() * 0.25
+
+    def gradient(similarity, positives, grades):
+        return -grades
+
+    torch.testing.assert_close(tercet.objective(gradient).pair_gradients(case.similarity, weights)[0], -weights)
+    with pytest.raises(ValueError, match="does not define weights of positives"):
+        tercet.objective(hinge_gradient).pair_gradient(case.similarity, weights)

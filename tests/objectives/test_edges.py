@@ -85,7 +85,9 @@ def test_a_hinge_at_exactly_zero_is_not_active(name, settings):
 S, P = NOISE, HOUSE
 WRONG = {
     "positives of another shape": (lambda o: o.pair_gradient(S, P.T), r"positives \(15, 3\).*\(3, 15\)"),
-    "positives not boolean": (lambda o: o.pair_gradient(S, P.float()), "boolean mask"),
+    "positives of integers": (lambda o: o.pair_gradient(S, P.long()), "boolean mask or weights in 0..1"),
+    "weights above 1": (lambda o: o.pair_gradient(S, 2.0 * P), r"weights of positives must be in 0..1, got 0 to 2"),
+    "weights that are NaN": (lambda o: o.pair_gradient(S, P / 0.0), r"must be in 0\.\.1, got nan"),
     "ignored of another shape": (lambda o: o.pair_gradient(S, P, P[:2]), "ignored"),
     "diagonal of a rectangle": (lambda o: o.pair_gradient(S), "3 x 15: give a positives mask"),
     "integer similarity": (lambda o: o.pair_gradient(S.long(), P), "floating-point"),

@@ -193,3 +193,28 @@ def test_metric_learning_nt_xent_equals_ours_where_a_query_has_one_positive():
     value, gradient, *grads = one_direction(tercet.objective("nt-xent"), "multi", "t2i", tensors)
     totals = (total / len(gradient) for total in (value, *grads))
     assert_metric_learning("ntxent_t0.1.multi.t2i", tensors, *totals)
+
+
+@pytest.mark.parametrize("name", ["circle", "multi-similarity", "multi-similarity:slack=null"])
+def test_losses_of_pytorch_metric_learning(name):
+    """Version 2.9.0, which normalizes embeddings; make_metric_learning.py made the file."""
+    known = json.loads((GOLDENS / "metric_learning.json").read_text())
+    images, captions = (torch.tensor(known[side], dtype=torch.float64) for side in ("images", "captions"))
+    positives = torch.tensor(known["image_ids"])[:, None] == torch.tensor(known["caption_ids"])
+    objective, values = tercet.objective(name), []
+    for direction, anchors, candidates, mask in (
+        ("i2t", images, captions, positives),
+        ("t2i", captions, images, positives.T),
+    ):
+        leaf, expected = anchors.clone().requires_grad_(), known["losses"][name][direction]
+        similarity = torch.nn.functional.normalize(leaf, dim=1) @ candidates.T
+        value = objective.one_direction(similarity, mask.contiguous())
+        value.backward()
+        values.append(value.item())
+        gradient = torch.tensor(expected["gradient"], dtype=torch.float64)
+        torch.testing.assert_close(leaf.grad, gradient, rtol=1e-9, atol=1e-9)
+    published = sum(known["losses"][name][direction]["value"] for direction in ("i2t", "t2i"))
+    valued = objective.with_settings(detach_weights=False) if name == "circle" else objective
+    close(valued.value(images @ captions.T, positives).item(), published, 1e-10)
+    if name != "circle":
+        close(sum(values), published, 1e-10)

@@ -21,6 +21,14 @@ VARIANTS = [
     ("con/lin-ms", {"slack": 0.125, "margin": 0.125}),  # all comparisons are strict (ties)
     ("nca/sig-ms", {"slack": 0.125}),
     ("triplet", {"margin": 0.125}),
+    *[("triplet", {"top_k": k}) for k in (1, 2, 3)],
+    ("triplet", {"top_k": 2, "margin": 0.125}),
+    ("sigmoid", {"bias": "batch"}),
+    ("circle", {"detach_weights": False}),
+    ("circle", {"margin": 0.25, "gamma": 5.0, "reduction": "mean"}),
+    ("multi-similarity", {"slack": None, "lam": 0.5}),
+    ("multi-similarity", {"slack": 0.125, "reduction": "mean"}),
+    ("binomial-deviance", {"beta": 6.0, "lam": 0.2, "reduction": "mean"}),
 ]
 VALUED = [variant for variant in VARIANTS if tercet.objective(variant[0], **variant[1]).has_value]
 
@@ -61,6 +69,7 @@ def test_monitor_is_the_hinge_of_the_hardest_negative_reduced_alike(name):
 
 def test_exactly_the_cells_of_the_design_have_a_value():
     always = {"triplet", "triplet-sh", "nt-xent", "smooth-ap", "sigmoid", "con/con", "nca/con", "cir/lin"}
+    always |= {"multi-similarity", "binomial-deviance"}
     assert {name for name in OBJECTIVES if tercet.objective(name).has_value} == always
     with_code_reading = {name for name in GOAL if tercet.objective(name, reading="code").has_value}
     assert with_code_reading == {"con/con", "con/lin", "con/sig", "nca/con", "cir/lin"}

@@ -47,7 +47,10 @@ def test_a_named_setting_overrides_the_reading():
 
 def test_defaults_are_those_of_the_design():
     expected = {
-        "triplet": {"margin": 0.2, "reduction": "sum"},
+        "triplet": {"margin": 0.2, "top_k": None, "reduction": "sum"},
+        "circle": {"margin": 0.4, "gamma": 80, "detach_weights": True, "reduction": "sum"},
+        "multi-similarity": {"alpha": 2, "beta": 50, "lam": 1, "slack": 0.1, "reduction": "sum"},
+        "binomial-deviance": {"alpha": 2, "beta": 50, "lam": 0.5, "reduction": "sum"},
         "triplet-sh": {"margin": 0.2, "reduction": "sum"},
         "nt-xent": {"temperature": 0.1, "reduction": "mean"},
         "smooth-ap": {"temperature": 0.01, "reduction": "mean"},

@@ -12,6 +12,8 @@ from tests.objectives.named_settings import named
 EVERY = [(name, {}) for name in OBJECTIVES]
 EVERY += [(name, {"reading": "code"}) for name in OBJECTIVES if "/" in name]
 EVERY += [("triplet", {"reduction": "mean"}), ("sigmoid", {"reduction": "sum"}), ("cir/sig-ms", {"reduction": "mean"})]
+EVERY += [("circle", {"detach_weights": False}), ("multi-similarity", {"slack": None})]
+EVERY += [("triplet", {"top_k": 1}), ("triplet", {"top_k": 3, "reduction": "mean"})]
 every_objective = pytest.mark.parametrize(("name", "settings"), EVERY, ids=str)
 
 
@@ -56,6 +58,20 @@ def test_streamed_equals_dense(name, settings, ids, tile_size, monkeypatch):
 
     for actual, expected in zip(gradients(True), gradients(False), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("tile_size", [MANY, ONE])
+def test_the_bias_of_the_batch_is_the_same_streamed(ids, tile_size, monkeypatch):
+    monkeypatch.setattr(tiles, "TILE_SIZE", tile_size)
+    image_ids, caption_ids = IDS[ids]
+    results = []
+    for streamed in (True, False):
+        x, y = unit(len(image_ids), 6, 0).requires_grad_(), unit(len(caption_ids), 6, 1)
+        o = tercet.objective("sigmoid", bias="batch")
+        o(x, y, image_ids=image_ids, caption_ids=caption_ids, streamed=streamed).backward()
+        results.append(x.grad)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
 @every_objective

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tercet.data.encoders.registry import EfficientNetLite2
+from tercet.inference import load
 from tercet.search.index import EMBED_BATCH_SIZE, open_index, update_index
 from tercet.search.metadata import images_in_folder
 from tercet.search.two_stage import IndexedVectors
 from tercet.search.vector_store import FaissStore, measure_recall
 from tests.checksums import record_again
+from tests.search.small_indexes import call
 
 MODEL = {"path": "a/model", "system": "vsepp", "weights": "abc"}
 
@@ -62,6 +65,35 @@ def test_only_what_is_new_or_changed_is_embedded(tmp_path):
     assert (second.added, second.changed, second.unchanged, second.removed) == (3, 1, 68, 1)
     assert embed.count == 3  # a copy is in the cache
     assert sorted(path.name for path in (tmp_path / "index").iterdir()) == [".lock", "generation_000003", "index.json"]
+
+
+def test_features_on_disk_are_not_computed_again(tmp_path, monkeypatch):
+    """A run on features of photos indexes these photos, and the feature folder itself, without encoding them."""
+    photos, features, runs = tmp_path / "photos", tmp_path / "features", tmp_path / "runs"
+    draw(photos, "abcd")
+    rows = "".join(
+        f"{name}.png,caption of {name},{split}\n" for name, split in zip("abcd", 2 * ["train", "val"], strict=True)
+    )
+    (photos / "pairs.csv").write_text("image,caption,split\n" + rows)
+    call(["features", str(photos / "pairs.csv"), str(features), "--text-encoder", "bag-of-words"])
+    call(["train", str(features), "--runs", str(runs), "--batch-size", "2", "--epochs", "1", "--cocos-every", "0"])
+    (run,) = (folder for folder in runs.iterdir() if (folder / "weights.safetensors").exists())
+    files = sorted(photos.glob("*.png"))
+    expected = load(run).embed_images(files).numpy()
+
+    def fail(*_):
+        raise AssertionError("encoded again")
+
+    monkeypatch.setattr(EfficientNetLite2, "encode", fail)
+    for images in (photos, features):
+        call(["index", str(run), "--images", str(images), "--out", str(tmp_path / f"index_of_{images.name}")])
+        found = open_index(tmp_path / f"index_of_{images.name}")
+        assert sorted(item.path for item in found.items) == [str(file) for file in files]
+        for item, vector in zip(found.items, found.vectors, strict=True):
+            np.testing.assert_allclose(vector, expected[files.index(Path(item.path))], atol=1e-5)
+    draw(photos, "b", seed=9)  # its features are those of another image now
+    with pytest.raises(AssertionError, match="encoded again"):
+        call(["index", str(run), "--images", str(photos), "--out", str(tmp_path / "index_of_photos")])
 
 
 def test_unreadable_images_are_skipped_and_listed(tmp_path):

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from tercet.interfaces import Objective
 from tercet.legacy.cocos_released import released_counts
+from tercet.objectives import Learned, Queue, RowObjective
 from tercet.objectives.aoq import BoundAOQ
 from tercet.objectives.hardest_triplet import HardestTriplet
 from tercet.objectives.inputs import Rows, as_rows, hardest_negative
 from tercet.objectives.nt_xent import NTXent
 from tercet.objectives.smooth_ap import SmoothAP
+from tercet.objectives.streaming.tiles import EmbeddedBatch
 from tercet.objectives.triplet import Triplet
-from tercet.types import PairMask, Similarity
+from tercet.types import MaskOrWeights, PairMask, Similarity
 
 Counts = dict[str, float]
 
@@ -29,7 +31,7 @@ Counts = dict[str, float]
 def cocos(
     objective: Objective,
     similarity: Similarity,
-    positives: PairMask | None = None,
+    positives: MaskOrWeights | None = None,
     *,
     epsilon: float = 0.01,
     ignored: PairMask | None = None,
@@ -63,6 +65,8 @@ def cocos(
 
     `as_published=True` returns only what the authors' released counters compute for these four, errors included.
     """
+    if isinstance(objective, Learned):
+        objective = objective.current()
     similarity = similarity.double()  # so that rounding does not decide at a threshold
     rows = as_rows(similarity, positives, ignored)
     if as_published:
@@ -83,8 +87,28 @@ def cocos(
     return counts
 
 
+@torch.no_grad()
+def cocos_with_queue(
+    objective: RowObjective, queue: Queue, batch: EmbeddedBatch, *, epsilon: float = 0.01
+) -> dict[str, Counts]:
+    """The counts of `cocos` where the entries of a queue are candidates too."""
+    if isinstance(objective, Learned):
+        objective = objective.current()
+    counts = {}
+    for direction, (similarity, positives, ignored) in zip(("i2t", "t2i"), queue.directions(batch), strict=True):
+        rows = as_rows(similarity, positives, ignored)
+        counts[direction] = published_counts(objective, rows, epsilon) | general_counts(
+            rows, objective.row_gradient(rows), epsilon
+        )
+    return counts
+
+
 def published_counts(objective: Objective, rows: Rows, epsilon: float) -> Counts:
-    """The published counts of one direction; empty for an objective that the paper does not count."""
+    """The published counts of one direction; empty for an objective that the paper does not count.
+
+    They count samples: a positive of any weight above 0 is one.
+    """
+    rows = rows._replace(grades=None)
     counter = PUBLISHED_COUNTERS.get(type(objective))
     is_query = rows.positives.any(dim=1)
     if counter is None or not is_query.any():

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tercet.objectives import objective as objective_of
 from tercet.objectives.aoq import AOQ, MinedEmbeddings
-from tercet.objectives.inputs import as_rows, is_distributed, positives_from_ids
+from tercet.objectives.inputs import BatchFacts, as_rows, is_distributed, positives_from_ids
 from tercet.objectives.streaming.autograd import streamed_scalar
 from tercet.objectives.streaming.tiles import EmbeddedBatch
 
@@ -207,6 +207,8 @@ class _WithMined:
 
 def _check_pair_gradient(subject: Any) -> list[Check]:
     batch = CheckBatch()
+    if getattr(subject, "asks", None):
+        subject = subject.given(BatchFacts(batch.image_ids, batch.caption_ids, batch.images, batch.captions, 0))
     claimed = subject.pair_gradient(batch.similarity, batch.positives)
     checks = []
     if getattr(subject, "has_value", False):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet.objectives.aoq import AOQ
 from tercet.objectives.base import RowObjective
+from tercet.objectives.composed import Composed
 from tercet.objectives.custom import CustomGradient, CustomLoss
 from tercet.objectives.hardest_triplet import TripletObjective, Triplets
 from tercet.objectives.inputs import Rows, as_rows
@@ -80,6 +81,8 @@ def gradient_at(
     mined: float = MINED_SIMILARITY,
 ) -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
     """(dL/dS_p, dL/dS_n) of queries with one positive and one negative, before reduction."""
+    if isinstance(objective, Composed):
+        return _gradient_of_sum(objective, s_p, s_n, relative, mined)
     if isinstance(objective, TripletObjective):
         pull, push = objective.pull_and_push(_triplets(objective, s_p, s_n, relative))
         return (0 - pull).expand_as(s_p), push.expand_as(s_p)
@@ -95,6 +98,21 @@ def gradient_at(
         else:
             gradient = objective.row_gradient(rows)
     return gradient[:, 0], gradient[:, 1]
+
+
+def _gradient_of_sum(
+    objective: Composed, s_p: Float[Tensor, " point"], s_n: Float[Tensor, " point"], relative: float, mined: float
+) -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
+    if len({term.reduction for _, term in objective.terms}) > 1:
+        raise ValueError(
+            f"{objective.name}: the terms have different reductions, whose ratio depends on the batch size; for a "
+            "diagram give all the same, as in triplet:reduction=mean"
+        )
+    parts = [
+        [weight * part for part in gradient_at(term, s_p, s_n, relative, mined)] for weight, term in objective.terms
+    ]
+    pulls, pushes = zip(*parts, strict=True)
+    return torch.stack(pulls).sum(dim=0), torch.stack(pushes).sum(dim=0)
 
 
 def _queries(similarity: Float[Tensor, "query 2"]) -> Rows:

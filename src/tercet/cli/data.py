@@ -8,11 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tercet.console import ConsoleProgress, print_lines, printable, terminal_console
-from tercet.data.dataset import DataSet, limit_captions, select_splits, without_bad_features
+from tercet.console import ConsoleProgress, print_lines, print_skipped, printable, terminal_console
+from tercet.data.bad_items import without_bad_features
+from tercet.data.dataset import DataSet, limit_captions, select_splits
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.formats import butd, open_data
+from tercet.data.formats.columns import Columns
 from tercet.data.formats.converted import conversion_of, is_converted
 from tercet.data.formats.parquet import write_parquet
 from tercet.data.formats.precomp import write_precomp
@@ -20,19 +22,21 @@ from tercet.data.inspect import DatasetSummary, summarise
 from tercet.data.settings import Convert, Features, Inspect
 from tercet.data.textio import ErrorPolicy
 
+ERRORS, FINDINGS = 1, 3  # exit codes; 2 is a wrong command
 MAX_LISTED = 10  # errors that are printed; the rest are counted
 
 
 def inspect(settings: Inspect) -> None:
-    """Print a summary and all errors. Exits with code 1 if there are errors."""
+    """Print a summary, all errors and all findings. Exits with code 1 if there are errors, else 3 with findings."""
     data = _open(settings, skip_bad=True)
     with ConsoleProgress() as progress:
         summary = summarise(data, progress)
     _print(data, summary, terminal_console(emoji=False))
-    if summary.errors:
-        count = f"{len(summary.errors):,} error{'s' if len(summary.errors) > 1 else ''}"
-        print_lines(f"tercet data inspect: {count} in {settings.path}", to_stderr=True)
-        sys.exit(1)
+    for problems, kind, code in ((summary.errors, "error", ERRORS), (summary.findings, "finding", FINDINGS)):
+        if problems and not (code == ERRORS and settings.skip_bad):
+            count = f"{len(problems):,} {kind}{'s' if len(problems) > 1 else ''}"
+            print_lines(f"tercet data inspect: {count} in {settings.path}", to_stderr=True)
+            sys.exit(code)
 
 
 def convert(settings: Convert) -> None:
@@ -64,6 +68,7 @@ def _open(settings: Inspect | Convert | Features, *, skip_bad: bool) -> DataSet:
         images=settings.images,
         features=settings.features,
         skip_bad=skip_bad,
+        columns=Columns.of(settings),
     )
 
 
@@ -75,7 +80,9 @@ def _convert_butd(settings: Convert) -> None:
             f"a BUTD .tsv can only be converted to precomp, got --to {settings.to}; convert the result in a second step"
         )
     files, errors = butd.files_of(Path(settings.path)), ErrorPolicy(skip=settings.skip_bad)
-    captions = open_data(settings.captions, images=settings.images, skip_bad=settings.skip_bad)
+    captions = open_data(
+        settings.captions, images=settings.images, skip_bad=settings.skip_bad, columns=Columns.of(settings)
+    )
     captions = captions if settings.limit_captions is None else limit_captions(captions, settings.limit_captions)
     if settings.target.exists() and is_converted(settings.target, conversion_of(captions, settings.to, files)):
         _report(f"{settings.target} already holds this conversion", captions.skipped, [])
@@ -113,8 +120,7 @@ def features(settings: Features) -> None:
 
 def _report(message: str, skipped: Sequence[str], warnings: list[str]) -> None:
     print_lines(message, *warnings)
-    if skipped:
-        print_lines(f"Skipped {len(skipped)} invalid items:", *(f"  {item}" for item in skipped), to_stderr=True)
+    print_skipped(skipped)
 
 
 def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
@@ -145,11 +151,12 @@ def _print(data: DataSet, summary: DatasetSummary, console: Console) -> None:
         if row.features != "none" or row.caption_features != "none":
             features = f"{sides.image} features {row.features}; {sides.caption} features {row.caption_features}"
             console.print(f"{_printable(name)}: {features}", highlight=False)
-    for first, second, kind, count in summary.overlaps:
-        overlap = f"{_printable(first)} and {_printable(second)} share {count:,} {kind}"
-        console.print(overlap, style="yellow", highlight=False)
-    for warning in summary.warnings:
-        console.print(_printable(warning), style="yellow", highlight=False)
+    for note in summary.notes:
+        console.print(_printable(note), style="yellow", highlight=False, soft_wrap=True)
+    for finding in summary.findings:
+        console.print(f"[bold yellow]finding[/] {_printable(finding)}", highlight=False, soft_wrap=True)
+    for equal in summary.equal_images:
+        console.print(f"  {_printable(equal)}", highlight=False, soft_wrap=True)
     console.print("\n[bold]Examples[/]")
     for split, image, texts in summary.examples:
         console.print(f"  {_printable(image)} [dim]({_printable(split)})[/]", highlight=False, soft_wrap=True)

@@ -3,12 +3,15 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import fields
 from importlib import import_module
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
 from typing import Any, NamedTuple, NoReturn
 
 import tercet
 from tercet.interrupt import exit_code, stop_on_signals
+from tercet.names import suggest
 from tercet.plugins import trust
 
 
@@ -63,6 +66,22 @@ def _stop(code: int, reason: str) -> NoReturn:
 
 
 def _parse(name: str, command: Command, arguments: list[str]) -> Any:
+    """The settings; `ValueError` with what the parser says in a box of lines."""
+    boxed = StringIO()
+    try:
+        with redirect_stderr(boxed):
+            return _parsed(name, command, arguments)
+    except SystemExit as stop:
+        if stop.code != 2:
+            raise
+        from tercet.cli.usage_errors import one_line
+
+        classes = [_attribute(path.rpartition("=")[2]) for path in command.settings.split()]
+        flags = [f"--{field.name.replace('_', '-')}" for settings in classes for field in fields(settings)]
+        raise ValueError(one_line(boxed.getvalue(), flags)) from None
+
+
+def _parsed(name: str, command: Command, arguments: list[str]) -> Any:
     import tyro
 
     program = f"tercet {name}"
@@ -301,7 +320,7 @@ COMMANDS = {
 
 def _command(name: str) -> Command:
     if name not in COMMANDS:
-        raise ValueError(f"unknown command; known: {', '.join(COMMANDS)}")
+        raise ValueError(f"unknown command{suggest(name, COMMANDS)}; known: {', '.join(COMMANDS)}")
     return COMMANDS[name]
 
 

@@ -7,14 +7,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tercet.console import ConsoleProgress, printable
+from tercet import runs
+from tercet.console import ConsoleProgress, print_skipped, printable
 from tercet.data.formats import FORMATS, open_data
+from tercet.data.formats.columns import Columns
 from tercet.data.image_io import SUFFIXES
 from tercet.inference import checksum_of_weights, load
 from tercet.search.index import ImagesToIndex, IndexUpdate, update_index
 from tercet.search.metadata import images_in_dataset, images_in_folder
 from tercet.search.searcher import Hit, Searcher
 from tercet.search.settings import IndexSettings, SearchSettings
+from tercet.search.stored_features import StoredFeatures
 from tercet.search.two_stage import check_indexable, encode_for_index
 from tercet.types import IMAGE_TEXT, Sides
 
@@ -27,9 +30,10 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     # Absolute, so that the index works from any directory. What is not a path is the name of a generated dataset.
     source = str(Path(settings.images).resolve()) if Path(settings.images).exists() else settings.images
     sides = retriever.sides
-    image_files = _image_files(source, settings.image_folder, settings.splits, sides)
+    image_files = _image_files(source, settings, sides)
     model = {"path": str(settings.model.resolve()), "system": retriever.system}
     model["weights"] = checksum_of_weights(settings.model)
+    known = StoredFeatures(retriever, _feature_folders(settings))
     with ConsoleProgress() as progress:
         update = update_index(
             settings.out,
@@ -39,6 +43,8 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
             kind=settings.kind,
             store=settings.store,
             source=source,
+            known=known,
+            skip_bad=settings.skip_bad,
             sides=sides,
             progress=progress,
         )
@@ -53,6 +59,13 @@ def index(settings: IndexSettings, console: Console) -> IndexUpdate:
     if update.recall is not None:
         console.print(f"hnsw recall@10: {100 * update.recall:.1f} % (queries: {sides.images} of the index)")
     return update
+
+
+def _feature_folders(settings: IndexSettings) -> list[Path]:
+    """Where features of the images may be: the data of the run, and the images to index themselves."""
+    has_settings = (settings.model / runs.SETTINGS).is_file()
+    trained_on = [Path(str(runs.read_settings(settings.model).get("data", "")))] if has_settings else []
+    return [*trained_on, Path(settings.images)]
 
 
 def search(settings: SearchSettings, console: Console) -> list[Hit]:
@@ -89,22 +102,26 @@ def results_table(hits: list[Hit], sides: Sides = IMAGE_TEXT) -> Table:
     return table
 
 
-def _image_files(source: str, image_folder: Path | None, splits: tuple[str, ...], sides: Sides) -> ImagesToIndex:
+def _image_files(source: str, settings: IndexSettings, sides: Sides) -> ImagesToIndex:
     """Return the images or passages of a dataset, or the images of a plain folder."""
-    folder = Path(source)
+    folder, image_folder, splits, columns = Path(source), settings.image_folder, settings.splits, Columns.of(settings)
     if sides.image_is_text:
-        data = open_data(source)
+        data = open_data(source, skip_bad=settings.skip_bad)
+        print_skipped(data.skipped)
         if not data.sides.image_is_text:
             raise ValueError(f"{source} has no {sides.images}, which this model takes: give them with --images")
         return images_in_dataset(data, splits)
     if folder.is_dir() and not any(data_format.recognise(folder) for data_format in FORMATS.values()):
         if splits:
             raise ValueError(f"{folder} is a plain folder of images and has no splits: {', '.join(splits)}")
+        if columns:
+            raise ValueError(f"{folder} is a plain folder of images and has no columns to name")
         image_files = images_in_folder(folder, image_folder)
         if not image_files:
             raise ValueError(f"{folder}: no images found; supported: {', '.join(sorted(SUFFIXES))}")
         return image_files
-    data = open_data(source, images=image_folder)
+    data = open_data(source, images=image_folder, skip_bad=settings.skip_bad, columns=columns)
     if data.sides.image_is_text:
         raise ValueError(f"{source} has {data.sides.images} and no images, which this model takes")
+    print_skipped(data.skipped)
     return images_in_dataset(data, splits)

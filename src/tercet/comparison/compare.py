@@ -41,7 +41,7 @@ from tercet.comparison.results import (
 from tercet.comparison.settings import CompareSettings, make_settings
 from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, verdict
 from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
-from tercet.console import ConsoleProgress, progress_console, terminal_console
+from tercet.console import ConsoleProgress, print_skipped, progress_console, terminal_console
 from tercet.data.dataset import PairedData
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
@@ -226,7 +226,7 @@ def compare_with(given: Mapping[str, Any]) -> Comparison:
     """`tercet.compare` with the settings that the caller gave, by name."""
     named = dict(given)
     if "data" in given:
-        named["data"] = name_data(given["data"], given.get("images"))
+        named["data"] = name_data(given)
     if "objectives" in given:
         several = isinstance(given["objectives"], (list, tuple))
         named["objectives"] = [spec_of(each) for each in (given["objectives"] if several else [given["objectives"]])]
@@ -243,6 +243,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     _check_baseline(settings, variants)
     common = common_settings(settings, prepare_features(settings, console))
     prepared_datasets = prepare_all(variants, common)
+    print_skipped(list(dict.fromkeys(item for prepared in prepared_datasets.values() for item in prepared.skipped)))
     runs.make_root(settings.runs)
     for prepared in prepared_datasets.values():
         held_out = len(prepared.held_out.images)

@@ -14,11 +14,13 @@ from rich.console import Console
 
 from tercet import runs
 from tercet.comparison.settings import CompareSettings
-from tercet.console import ConsoleProgress
+from tercet.console import ConsoleProgress, print_skipped
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
 from tercet.data.formats import open_data
+from tercet.data.formats.columns import Columns
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, open_mined
+from tercet.data.textio import ErrorPolicy
 from tercet.names import is_in_memory, short_name, split_settings, suggest
 from tercet.objectives import objective
 from tercet.objectives.aoq import AOQ
@@ -125,7 +127,7 @@ def parse_variant(spec: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """`nt-xent:temperature=0.05,learning_rate=1e-4` -> name of the objective, its settings, training settings."""
     name, overrides = split_settings(spec)
     default = objective(name)
-    objective_keys = set(default.settings) | {"reduction"}
+    objective_keys = set(default.settings) | {"reduction", "learn"}
     objective_settings = {key: value for key, value in overrides.items() if key in objective_keys}
     train = {key: value for key, value in overrides.items() if key not in objective_keys}
     for key in train:
@@ -233,9 +235,17 @@ def prepare_features(settings: CompareSettings, console: Console) -> str:
         console.print(f"extracting features of {settings.data} to {target}", highlight=False, soft_wrap=True)
     images = None if settings.image_encoder is None else image_encoder(settings.image_encoder)
     texts = None if settings.text_encoder is None else text_encoder(settings.text_encoder)
-    data = open_data(settings.data, images=settings.images, features=settings.features)
+    data = open_data(
+        settings.data,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
+    errors = ErrorPolicy(skip=settings.skip_bad)
     with ConsoleProgress(console) as progress:
-        extract(data, target, images, texts, progress=progress, image_folder=settings.images)
+        extract(data, target, images, texts, errors=errors, progress=progress, image_folder=settings.images)
+    print_skipped([*data.skipped, *errors.messages])
     return str(target)
 
 
@@ -246,9 +256,12 @@ def common_settings(settings: CompareSettings, data: str) -> dict[str, Any]:
         "features": settings.features,
         "images": settings.images,
         "ignore_equal_text": settings.ignore_equal_text,
+        "skip_bad": settings.skip_bad,
         "model_settings": settings.model_settings,
         "runs": settings.runs,
     }
+    if data == settings.data:  # extracted features are no table
+        common |= {name: getattr(settings, name) for name in ("image_column", "caption_column", "split_column")}
     epochs = settings.epochs or (SCENES_EPOCHS if data.split(":")[0] == "scenes" else None)
     train = {name: value for name, value in settings.train.items() if name not in NEEDS_MINED}
     return common | ({} if epochs is None else {"epochs": epochs}) | train

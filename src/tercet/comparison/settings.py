@@ -83,6 +83,14 @@ class CompareSettings:
     """Which features to use: {split}_{features}.npy of a precomp folder (default ims), or regions for scenes."""
     images: Path | None = None
     """Folder of image files, if it is not found next to the dataset."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
 
     processes: int | None = None
     """Number of processes that train in parallel. None: number of cores."""

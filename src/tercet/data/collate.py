@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.data.dataset import PairedData
+from tercet.data.grades import Grades
 from tercet.data.hard_negatives import HardNegativeSampler, SampledNegatives
 from tercet.data.samplers import BatchIndices
 from tercet.data.text.tokenized import TokenizedCaptions
@@ -116,6 +117,8 @@ class Collator:
     """Only the sampled pairs are positive, even if an image occurs twice in the batch."""
     negative_sampler: HardNegativeSampler | None = None
     """Samples mined negatives for every positive pair."""
+    grades: Grades | None = None
+    """Weights of pairs."""
     mined_as_candidates: bool = False
     """Add i- and t- to the batch as further images and captions, instead of as mined negatives of pairs."""
 
@@ -158,7 +161,12 @@ class Collator:
         ids = indices.images, caption_ids
         if self.diagonal:
             ids = torch.arange(len(indices.images)), torch.arange(len(indices.captions))
-        return Batch(images, captions, *ids, image_lengths, caption_lengths, also_positive, ignored)
+        grades = None
+        if self.grades is not None:
+            own = indices.images[:, None] == caption_ids[None, :]
+            own = own if also_positive is None else own | also_positive
+            grades = self.grades.of(indices.images, indices.captions, own)
+        return Batch(images, captions, *ids, image_lengths, caption_lengths, also_positive, ignored, grades)
 
     def _mined(self, negatives: SampledNegatives, seed: int) -> MinedItems:
         """Each distinct item once, however many pairs it was sampled for."""

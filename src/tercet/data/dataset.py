@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tercet.data.feature_array import FeatureArray
 from tercet.data.image_io import ImageFiles
-from tercet.data.textio import ErrorPolicy
 from tercet.names import suggest
 from tercet.types import IMAGE_TEXT, Sides
 
@@ -135,6 +134,8 @@ class DataSet:
     format: str
     splits: Mapping[str, Split]
     skipped: Sequence[str] = field(default=())
+    no_images: str = ""
+    """Why no image file was found, where data names some and all are missing; empty otherwise."""
 
     def __repr__(self) -> str:
         sizes = [f"{name} {split.size()}" for name, split in list(self.splits.items())[:4]]
@@ -158,28 +159,10 @@ class DataSet:
         return join([self.splits[part] for part in names])
 
 
-def without_bad_features(data: DataSet, errors: ErrorPolicy) -> DataSet:
-    """Read all features and report every image with NaN or infinity in its features; skip it if `errors` skips."""
-    splits = {}
-    for name, split in data.splits.items():
-        bad: set[int] = set()
-        for rows, of_captions in ((split.features, False), (split.boxes, False), (split.caption_features, True)):
-            for item in rows.nonfinite_items() if rows is not None else ():
-                assert rows is not None
-                errors.report(f"{rows.location}, row {rows.row(item)}", "NaN or infinity")
-                bad.add(int(split.owners[item]) if of_captions else item)
-        kept = np.array([image for image in range(len(split.image_names)) if image not in bad], dtype=np.int64)
-        if len(kept):
-            splits[name] = split if not bad else subset(split, kept)
-    if not splits:
-        raise ValueError(f"{data.path}: no image has valid features; first error: {errors.messages[0]}")
-    return DataSet(data.path, data.format, splits, [*data.skipped, *errors.messages])
-
-
 def select_splits(data: DataSet, names: Sequence[str]) -> DataSet:
     """The dataset with only these splits."""
     splits = {SPLIT_NAMES.get(name.lower(), name): data.split(name) for name in names}
-    return DataSet(data.path, data.format, splits, data.skipped)
+    return replace(data, splits=splits)
 
 
 def limit_captions(data: DataSet, limit: int) -> DataSet:
@@ -199,7 +182,7 @@ def limit_captions(data: DataSet, limit: int) -> DataSet:
             caption_features=split.caption_features and split.caption_features.subset(kept),
             truth=None,
         )
-    return DataSet(data.path, data.format, splits, data.skipped)
+    return replace(data, splits=splits)
 
 
 def subset(split: Split, images: Int[np.ndarray, " kept"]) -> Split:

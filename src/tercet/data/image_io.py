@@ -13,9 +13,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"}
 # The formats of these suffixes, and no others: Pillow would pass PostScript on to Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")  # after b"ftyp"
 MAX_ASPECT_RATIO = 200
 MAX_BYTES = 1 << 30
 MAX_PIXELS = 100_000_000  # larger images are treated as decompression bombs
@@ -119,8 +120,11 @@ def open_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image
     damaged = f"{source}: damaged or unsupported image"  # without the decoder's text: clients of the server see it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the size is checked below, and odd metadata does not matter
+        is_heif = content[4:8] == b"ftyp" and content[8:12] in HEIF_BRANDS
+        if is_heif:
+            _register_heif(source)
         try:
-            image = Image.open(io.BytesIO(content), formats=FORMATS)
+            image = Image.open(io.BytesIO(content), formats=("HEIF",) if is_heif else FORMATS)
         except UnidentifiedImageError as error:
             raise ValueError(f"{source}: not an image in one of the formats {', '.join(FORMATS)}") from error
         except Image.DecompressionBombError as error:
@@ -134,6 +138,15 @@ def open_image(source: ImageSource, max_pixels: int = MAX_PIXELS) -> Image.Image
             return _to_rgb(image)
         except Exception as error:
             raise ValueError(damaged) from error
+
+
+def _register_heif(source: ImageSource) -> None:
+    """HEIC, the photos of an iPhone, is decoded by a package of its own."""
+    try:
+        from pillow_heif import register_heif_opener  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise ValueError(f"{source}: a HEIC image: pip install pillow-heif, or save it as JPEG") from error
+    register_heif_opener()
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

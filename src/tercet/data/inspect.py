@@ -1,6 +1,7 @@
 """Dataset summary and thorough checks, for `tercet data inspect`."""
 
 import hashlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,9 @@ from tercet.data.image_io import ImageSource, open_image
 from tercet.data.text.tokenizer import tokenize
 
 MAX_EXAMPLES = 3
+
+Contents = dict[str, dict[str, Counter[str]]]
+"""Split -> kind of item -> how often each occurs."""
 
 
 @dataclass
@@ -39,11 +43,15 @@ class SplitSummary:
 @dataclass
 class DatasetSummary:
     splits: dict[str, SplitSummary] = field(default_factory=dict)
-    overlaps: list[tuple[str, str, str, int]] = field(default_factory=list)
-    """Overlaps between splits: first split, second split, kind of item, count."""
-    warnings: list[str] = field(default_factory=list)
-    """Worth knowing, but not errors."""
+    notes: list[str] = field(default_factory=list)
+    """Worth knowing: equal captions in two splits, features that are all zero."""
+    findings: list[str] = field(default_factory=list)
+    """No errors, but results may be wrong: images that are in two splits, or twice in one."""
     errors: list[str] = field(default_factory=list)
+    equal_images: list[str] = field(default_factory=list)
+    """The first of the images whose files are equal: name (split) = name (split)."""
+    first_names: dict[str, tuple[str, str]] = field(default_factory=dict, repr=False)
+    """Checksum of an image file -> the split and name where it occurs first."""
     examples: list[tuple[str, str, list[str]]] = field(default_factory=list)
     """Split, image, captions."""
 
@@ -51,7 +59,9 @@ class DatasetSummary:
 def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
     """Summarise a dataset. Decodes every image and reads every feature."""
     summary = DatasetSummary(errors=list(data.skipped))
-    contents: dict[str, dict[str, Counter[str]]] = {}
+    if data.no_images:
+        summary.errors.append(f"{data.path}: {data.no_images}")
+    contents: Contents = {}
     first = next(iter(data.splits.values()))
     for name, split in data.splits.items():
         contents[name] = {split.sides.captions: Counter(split.texts)}
@@ -69,7 +79,7 @@ def summarise(data: DataSet, progress: Progress = SILENT) -> DatasetSummary:
             if rows is not None:
                 summary.errors += _nonfinite_errors(rows, rows.nonfinite_items())
         summary.splits[name] = _summarise_split(split)
-    _find_overlaps(contents, summary)
+    _find_overlaps(contents, notes={first.sides.captions}, summary=summary)
     summary.examples = list(_examples(data))
     return summary
 
@@ -108,10 +118,13 @@ def _check_images(name: str, split: Split, summary: DatasetSummary, bar: Bar) ->
 
     assert split.image_files is not None
     counts: Counter[str] = Counter()
-    for checksum, error in prefetch(check, split.image_files, workers=os.cpu_count() or 1):
+    for image, (checksum, error) in enumerate(prefetch(check, split.image_files, workers=os.cpu_count() or 1)):
         bar.advance()
         if error is None:
             counts[checksum] += 1
+            known = summary.first_names.setdefault(checksum, (name, split.image_names[image]))
+            if len(summary.equal_images) < MAX_EXAMPLES and known != (name, split.image_names[image]):
+                summary.equal_images.append(f"{known[1]} ({known[0]}) = {split.image_names[image]} ({name})")
         else:
             summary.errors.append(error)
     _warn_of_duplicates(name, "images", counts, summary)
@@ -129,7 +142,7 @@ def _check_features(name: str, rows: FeatureArray, summary: DatasetSummary, bar:
         counts.update(hashlib.sha256(row.tobytes()).hexdigest() for row in block)
         bar.advance(len(block))
     if zero_rows:
-        summary.warnings.append(f"{name}: {zero_rows} all-zero feature rows")
+        summary.notes.append(f"{name}: {zero_rows} all-zero feature rows")
     if len(rows.arrays) == 1 and rows.index is not None and rows.copies is not None:
         unequal = first_unequal_row(rows.arrays[0], rows.index, rows.copies, np.arange(len(rows)))
         if unequal is not None:
@@ -145,18 +158,22 @@ def _nonfinite_errors(rows: FeatureArray, items: Iterable[int]) -> list[str]:
 def _warn_of_duplicates(name: str, kind: str, counts: Counter[str], summary: DatasetSummary) -> None:
     duplicates = sum(count - 1 for count in counts.values())
     if duplicates:
-        summary.warnings.append(f"{name}: {duplicates} duplicate {kind}")
+        summary.findings.append(
+            f"{name}: {duplicates:,} duplicate {kind}: each is a negative of what matches the other"
+        )
 
 
-def _find_overlaps(contents: dict[str, dict[str, Counter[str]]], summary: DatasetSummary) -> None:
-    names = list(contents)
-    for position, first in enumerate(names):
-        for second in names[position + 1 :]:
-            for kind in (kind for kind in contents[first] if kind in contents[second]):
-                known, counts = contents[first][kind], contents[second][kind]
-                common = sum(count for key, count in counts.items() if key in known)
-                if common:
-                    summary.overlaps.append((first, second, kind, common))
+def _find_overlaps(contents: Contents, notes: set[str], summary: DatasetSummary) -> None:
+    for first, second in itertools.combinations(contents, 2):
+        for kind in (kind for kind in contents[first] if kind in contents[second]):
+            known, counts = contents[first][kind], contents[second][kind]
+            common = sum(count for key, count in counts.items() if key in known)
+            if common:
+                message = f"{first} and {second} share {common:,} {kind}"
+                # Names may be row numbers; what the images are decides where it is known.
+                is_known = {"images", "feature rows"} & contents[first].keys() & contents[second].keys()
+                is_note = kind in notes or (kind == "image names" and is_known)
+                (summary.notes if is_note else summary.findings).append(message)
 
 
 def _examples(data: DataSet) -> Iterator[tuple[str, str, list[str]]]:

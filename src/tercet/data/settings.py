@@ -11,13 +11,22 @@ import tyro
 class Inspect:
     """Detect the format of a dataset, print a summary and list all errors.
 
-    Decodes every image and reads every feature. Exit code 1 if there are errors.
+    Decodes every image and reads every feature. Exit code 0: nothing found; 1: errors, which stop other commands (with
+    --skip-bad: nothing is left); 3: no errors, but duplicate images or images that are in two splits.
     """
 
     path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
     """Dataset file or folder, or scenes:N for N generated training scenes."""
     images: Path | None = None
     """Image folder, if it is not beside the data."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     format: str | None = None
     """Format of the data, if several match: one of `tercet list formats`."""
     features: str | None = None
@@ -36,6 +45,14 @@ class Convert:
     """Output format."""
     images: Path | None = None
     """Image folder, if it is not beside the data."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     format: str | None = None
     """Format of the data, if several match: one of `tercet list formats`."""
     features: str | None = None
@@ -44,8 +61,6 @@ class Convert:
     """Dataset with the captions, for a BUTD .tsv."""
     limit_captions: int | None = None
     """Keep at most the first N captions per image. The published COCO files keep 5."""
-    skip_bad: bool = False
-    """Skip and list invalid items instead of stopping at the first."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +87,15 @@ class Features:
     """Data type of the features."""
     images: Path | None = None
     """Image folder, if it is not beside the data."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     format: str | None = None
     """Format of the data, if several match: one of `tercet list formats`."""
     features: str | None = None
     """Features to copy with --image-encoder none: {split}_{features}.npy (ims if not given)."""
-    skip_bad: bool = False
-    """Skip and list invalid items instead of stopping at the first."""

@@ -37,7 +37,9 @@ def numbered_lines(file: Path, errors: ErrorPolicy) -> Iterator[tuple[int, str |
                 yield number, line.rstrip(b"\r\n").decode("utf-8")
             except UnicodeDecodeError as error:
                 byte = line[error.start]
-                errors.report(f"{file}, line {number}", f"not UTF-8 (byte 0x{byte:02x} at column {error.start + 1})")
+                where = f"{file}, line {number}"
+                reason = f"not UTF-8 (byte 0x{byte:02x} at column {error.start + 1}): save the file as UTF-8"
+                errors.report(where, reason)
                 yield number, None
 
 

@@ -107,7 +107,7 @@ class _ProjectedImages(nn.Module):
         self.network, self.head, self.grid = network, head, grid
 
     def forward(self, pixel_values: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
-        features = self.network.extract_features(pixel_values).flatten(2)
+        features = self.network(pixel_values).flatten(2)
         if not self.grid:
             return self.head(features.mean(dim=2), None)
         cells = features.mT
@@ -161,7 +161,7 @@ def _head_images(retriever: Retriever, model: Heads, folder: Path) -> tuple[nn.M
             raise ValueError("heads that pool a grid with gpo cannot be exported to ONNX: those with mean can")
         mean, std = (127 / 255,) * 3, (128 / 255,) * 3
         write_image_processor(TransformSettings(SIDE, None, mean, std, "bilinear"), folder)
-        return _ProjectedImages(encoder.model, model.image_head, grid=grid), SIDE
+        return _ProjectedImages(encoder.layers, model.image_head, grid=grid), SIDE
     if isinstance(encoder, PretrainedImages) and not grid:
         encoder.processor.save_pretrained(folder)
         network: Any = encoder.model

@@ -12,7 +12,7 @@ negatives of each positive pair (i, t), rows in the order of `positives.nonzero(
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,6 @@ from tercet.objectives.inputs import (
     Hardest,
     Reduction,
     Rows,
-    as_rows,
     at_least_float32,
     hardest_negative,
     hinge,
@@ -35,7 +34,10 @@ from tercet.objectives.inputs import (
 )
 from tercet.objectives.streaming.accumulators import RunningHardest, both_directions
 from tercet.objectives.streaming.tiles import EmbeddedBatch
-from tercet.types import PairGradient, PairMask, Similarity
+from tercet.types import MaskOrWeights, PairGradient, PairMask, Similarity
+
+if TYPE_CHECKING:
+    from tercet.objectives.queue import Queue
 
 Kind = Literal["off-tri", "off-quin", "aoq"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -124,6 +126,17 @@ class AOQ(RowObjective):
         weight = weight.clamp(min=0) if self.clamp_weights else weight
         return weight.detach() if self.detach_weights else weight
 
+    def one_direction(
+        self,
+        similarity: Float[Tensor, "anchor candidate"],
+        positives: MaskOrWeights | None = None,
+        ignored: Bool[Tensor, "anchor candidate"] | None = None,
+    ) -> Float[Tensor, ""]:
+        raise self._refuses_a_queue()
+
+    def _refuses_a_queue(self) -> ValueError:
+        return ValueError(f"{self.name} has mined negatives of its own: it cannot be used with a queue")
+
     def anchor_values(self, rows: Rows, mined: Mined) -> Float[Tensor, " anchor"]:
         """The value of each anchor before reduction; column 0 of `mined` shares the anchors of the rows."""
         anchor, candidate = rows.positives.nonzero(as_tuple=True)
@@ -154,11 +167,15 @@ class AOQ(RowObjective):
         scale: float | Float[Tensor, ""] | None = None,
         bias: float | Float[Tensor, ""] | None = None,
         streamed: bool | None = None,
+        queue: "Queue | None" = None,
+        step: int | None = None,
         mined: tuple[Float[Tensor, "pair 2 dim"], Float[Tensor, "pair 2 dim"]] | None = None,
     ) -> Float[Tensor, ""]:
         """As for every objective, with `mined`: embeddings of two mined images and captions of each positive pair."""
         if mined is None:
             raise self._needs_mined()
+        if queue is not None:
+            raise self._refuses_a_queue()
         batch = EmbeddedBatch.of(images, captions, owners, image_ids, caption_ids, scale, bias)
         if is_distributed():
             mined = distributed.all_gather_rows(mined[0]), distributed.all_gather_rows(mined[1])
@@ -171,7 +188,7 @@ class AOQ(RowObjective):
     def on_similarity(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -181,7 +198,7 @@ class AOQ(RowObjective):
     def value(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -197,7 +214,7 @@ class AOQ(RowObjective):
     def pair_gradient(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -209,7 +226,7 @@ class AOQ(RowObjective):
     def pair_gradients(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Mined | None = None,
@@ -227,12 +244,12 @@ class AOQ(RowObjective):
         return BoundAOQ(self, mined)
 
     def _checked(
-        self, similarity: Similarity, positives: PairMask | None, ignored: PairMask | None, mined: Mined | None
+        self, similarity: Similarity, positives: MaskOrWeights | None, ignored: PairMask | None, mined: Mined | None
     ) -> tuple[Rows, Float[Tensor, "kept 4"]]:
         """Check the caller's input and return it with images as anchors; mined rows of ignored pairs are dropped."""
         if mined is None:
             raise self._needs_mined()
-        rows = as_rows(similarity, positives, None)
+        rows = self._rows(similarity, positives, None)
         pairs = int(rows.positives.sum())
         if not torch.is_tensor(mined) or not mined.is_floating_point() or tuple(mined.shape) != (pairs, 4):
             got = f"{mined.dtype} {tuple(mined.shape)}" if torch.is_tensor(mined) else type(mined).__name__
@@ -243,7 +260,7 @@ class AOQ(RowObjective):
         mined = at_least_float32(mined)
         if ignored is None:
             return rows, mined
-        return as_rows(similarity, positives, ignored), mined[~ignored[rows.positives]]
+        return self._rows(similarity, positives, ignored), mined[~ignored[rows.positives]]
 
     def _needs_mined(self) -> ValueError:
         return ValueError(f"{self.name} needs mined=, mined negatives of its positive pairs: run `tercet mine`")
@@ -251,7 +268,7 @@ class AOQ(RowObjective):
     def mined_gradient(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Float[Tensor, "pair 4"],
@@ -266,7 +283,7 @@ class AOQ(RowObjective):
     def mined_active(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
         *,
         mined: Float[Tensor, "pair 4"],
@@ -319,32 +336,32 @@ class BoundAOQ(NamedTuple):
         return self.objective.reduction
 
     def on_similarity(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         return self.value(similarity, positives, ignored)
 
     def value(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         return self.objective.value(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
 
     def pair_gradient(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> PairGradient:
         return self.objective.pair_gradient(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
 
     def pair_gradients(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> tuple[PairGradient, PairGradient]:
         return self.objective.pair_gradients(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))
 
     def monitor(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         return self.objective.monitor(similarity, positives, ignored)
 
     def mined_active(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> list[int]:
         """The number of positive pairs with an active hinge in each of the four columns."""
         return self.objective.mined_active(similarity, positives, ignored, mined=self.mined.to(similarity.dtype))

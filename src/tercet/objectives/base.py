@@ -6,13 +6,14 @@ It adds both directions, the reduction, masks and ids, the differentiable scalar
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.objectives.inputs import (
+    BatchFacts,
     Default,
     Reduction,
     Rows,
@@ -29,9 +30,17 @@ from tercet.objectives.stacks import StackedPairs
 from tercet.objectives.streaming.autograd import NO_SECOND, EmbeddingGradient, streamed_scalar, without_autocast
 from tercet.objectives.streaming.tiles import TILE_SIZE, EmbeddedBatch, TiledSimilarity
 from tercet.single_backward import applied, single_backward
-from tercet.types import PairGradient, PairMask, Similarity
+from tercet.types import MaskOrWeights, PairGradient, PairMask, Similarity
+
+if TYPE_CHECKING:
+    from tercet.objectives.composed import Composed
+    from tercet.objectives.queue import Queue
 
 MONITOR_MARGIN = 0.2
+TAKE_WEIGHTS = (
+    "triplet, triplet-sh, nt-xent, smooth-ap, sigmoid, circle, multi-similarity, binomial-deviance, the cells of GOAL "
+    "but -ms, and three weight functions"
+)
 TILE_ENTRIES = TILE_SIZE**2
 MAX_DENSE_ENTRIES = (1 << 12) - 1  # entries of S; up to here a few operations on the dense matrix are faster
 
@@ -59,6 +68,20 @@ class RowObjective(ABC):
         """Whether a scalar exists whose gradient is the pair gradient: whether `row_value` is implemented."""
         return type(self).row_value is not RowObjective.row_value
 
+    @property
+    def takes_grades(self) -> bool:
+        """Whether `positives` may hold weights in 0..1: whether the class defines what they mean."""
+        return False
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What a user's function asks for besides S and positives: see `BatchFacts`."""
+        return frozenset()
+
+    def given(self, facts: BatchFacts) -> "RowObjective":
+        """The same objective, which passes these facts about the batch to a user's function that asks for them."""
+        return self
+
     @abstractmethod
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         """d(sum of anchor values)/dS before reduction; finite for finite similarities, 0 at ignored pairs."""
@@ -83,16 +106,26 @@ class RowObjective(ABC):
         scale: float | Float[Tensor, ""] | None = None,
         bias: float | Float[Tensor, ""] | None = None,
         streamed: bool | None = None,
+        queue: "Queue | None" = None,
+        step: int | None = None,
     ) -> Float[Tensor, ""]:
         """The scalar of S = scale * images @ captions.T + bias; without ids or owners, row i of both is a pair.
 
         Large batches are streamed: S is computed in tiles and never held in memory. `streamed` True or False overrides
         the automatic choice; values and gradients are the same. Under torch.distributed every rank must make this call:
-        embeddings and ids of all ranks are gathered into one batch.
+        embeddings and ids of all ranks are gathered into one batch. The entries of a `queue` are further candidates
+        (see `tercet.Queue`). `step` is for a user's function that asks for it.
         """
         self._check_scale(scale, bias)
+        if queue is not None:
+            queue.check_call(self, image_ids, streamed)
         batch = EmbeddedBatch.of(images, captions, owners, image_ids, caption_ids, scale, bias)
         warn_of_embeddings(batch.images, batch.captions, batch.ids, paired_by_rows=batch.paired_by_rows)
+        objective = self.given(batch.facts(step)) if self.asks else self
+        return objective.on_batch(batch, streamed) if queue is None else queue.scalar(objective, batch)
+
+    def on_batch(self, batch: EmbeddedBatch, streamed: bool | None = None) -> Float[Tensor, ""]:
+        """`__call__` of a batch that is checked and gathered."""
         if self._is_streamed(batch, streamed):
             return streamed_scalar(self, batch)
         return self.on_similarity(batch.similarity(), None if batch.paired_by_rows else batch.positives())
@@ -101,6 +134,8 @@ class RowObjective(ABC):
         """`scale` and `bias` would be combined with a default temperature and bias that the caller may not know of."""
         for name, given, setting, neutral in (("scale", scale, "temperature", 1.0), ("bias", bias, "bias", 0.0)):
             value = getattr(self, setting, None)
+            if given is not None and isinstance(value, str):
+                raise ValueError(f"{self.name} has {setting}={value!r}, which {name}= cannot be combined with")
             if given is not None and isinstance(value, Default):
                 raise ValueError(
                     f"{self.name} has {setting}={value:g} by default, which {name}= would be combined with: name it, "
@@ -117,7 +152,7 @@ class RowObjective(ABC):
     def on_similarity(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
     ) -> Float[Tensor, ""]:
         """`value` if the objective has one, else `monitor`. In both cases S.grad is upstream x pair gradient."""
@@ -126,13 +161,27 @@ class RowObjective(ABC):
             with without_autocast(similarity):
                 return self.diagonal_value(as_square(similarity))
         with torch.no_grad(), without_autocast(similarity):
-            scalar, gradient = self._both_directions(as_rows(similarity, positives, ignored))
+            scalar, gradient = self._both_directions(self._rows(similarity, positives, ignored))
         return applied(_InjectGradient, similarity, scalar, gradient)
+
+    def one_direction(
+        self,
+        similarity: Float[Tensor, "anchor candidate"],
+        positives: MaskOrWeights | None = None,
+        ignored: Bool[Tensor, "anchor candidate"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """The part of `on_similarity` with rows as anchors: on S and on its transpose they add up to it."""
+        with torch.no_grad(), without_autocast(similarity):
+            rows = self._rows(similarity, positives, ignored)
+            scalar, gradient = self.row_scalar_and_gradient(rows)
+            weights = weights_of(rows, self.reduction)
+            total, gradient = torch.dot(scalar, weights), gradient * weights[:, None]
+        return applied(_InjectGradient, similarity, total, gradient)
 
     def pair_gradient(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
     ) -> PairGradient:
         """dL/dS, sum of both directions: negative entries pull a pair together, positive entries push it apart."""
@@ -142,30 +191,30 @@ class RowObjective(ABC):
     def pair_gradients(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
     ) -> tuple[PairGradient, PairGradient]:
         """The pair gradients of image queries (i2t) and of caption queries (t2i), both image x caption."""
         with torch.no_grad():
-            i2t, t2i = self._directions(as_rows(similarity, positives, ignored))
+            i2t, t2i = self._directions(self._rows(similarity, positives, ignored))
         return i2t.to(similarity.dtype), t2i.to(similarity.dtype)
 
     def value(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
     ) -> Float[Tensor, ""] | None:
         """The loss whose gradient is the pair gradient, differentiable by autograd; None if no such loss exists."""
         if not self.has_value:
             return None
-        return self._total(self.row_value, as_rows(similarity, positives, ignored))
+        return self._total(self.row_value, self._rows(similarity, positives, ignored))
 
     def monitor(
-        self, similarity: Similarity, positives: PairMask | None = None, ignored: PairMask | None = None
+        self, similarity: Similarity, positives: MaskOrWeights | None = None, ignored: PairMask | None = None
     ) -> Float[Tensor, ""]:
         """Hinge with the hardest negative at margin 0.2 and this objective's reduction, to compare objectives."""
-        return self._total(row_monitor, as_rows(similarity, positives, ignored))
+        return self._total(row_monitor, self._rows(similarity, positives, ignored))
 
     def stream(self, tiles: TiledSimilarity, into: EmbeddingGradient | None) -> Float[Tensor, ""]:
         """Compute the scalar from tiles of S, and add its reduced gradient of both directions to `into`."""
@@ -218,6 +267,27 @@ class RowObjective(ABC):
         return ()
 
     @property
+    def learned(self) -> dict[str, float]:
+        """The present values of settings that are trained."""
+        return {}
+
+    def __mul__(self, weight: int | float) -> "Composed":
+        """`0.1 * objective`, as a term of a sum."""
+        from tercet.objectives.composed import Composed
+
+        return Composed(((1.0 * weight, self),))
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: "RowObjective") -> "Composed":
+        """The sum of two objectives: of their scalars and of their gradients, each with its own reduction."""
+        from tercet.objectives.composed import Composed
+
+        if not isinstance(other, RowObjective):
+            return NotImplemented
+        return Composed((*Composed.terms_of(self), *Composed.terms_of(other)))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All settings by name; for registered objectives, `tercet.objective(o.name, **o.settings) == o`."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.init and field.kw_only}
@@ -238,6 +308,14 @@ class RowObjective(ABC):
 
     def _defaults(self) -> dict[str, Any]:
         return {field.name: field.default for field in fields(self) if field.default is not MISSING}
+
+    def _rows(self, similarity: Tensor, positives: MaskOrWeights | None, ignored: PairMask | None) -> Rows:
+        rows = as_rows(similarity, positives, ignored)
+        if rows.grades is not None and not self.takes_grades:
+            raise ValueError(
+                f"{self.name} does not define weights of positives: give a boolean mask. {TAKE_WEIGHTS} take weights"
+            )
+        return rows
 
     def _directions(self, rows: Rows) -> tuple[PairGradient, PairGradient]:
         if not rows.similarity.numel():

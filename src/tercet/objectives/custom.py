@@ -7,32 +7,41 @@ import copy
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tercet.in_memory import name_of
 from tercet.names import suggest
 from tercet.objectives.base import RowObjective
 from tercet.objectives.hardest_triplet import TripletObjective, Triplets
-from tercet.objectives.inputs import Rows, as_rows
-from tercet.types import PairGradient, PairMask, Similarity
+from tercet.objectives.inputs import BatchFacts, Rows, as_rows
+from tercet.types import MaskOrWeights, PairGradient, PairMask, Similarity
 
 Function = Callable[..., Any]
+FACTS = ("image_ids", "caption_ids", "images", "captions", "step")
+OF_ROWS = {"anchor_ids": "image_ids", "candidate_ids": "caption_ids", "anchors": "images", "candidates": "captions"}
 SPLIT_TOLERANCE = 1e-4  # of the largest entry of G, up to which a loss counts as a sum over queries
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FunctionObjective(RowObjective):
-    """An objective of a user's function; its settings are the keyword parameters of the function, and `reduction`."""
+    """An objective of a user's function; its settings are the keyword parameters of the function, and `reduction`.
+
+    Parameters with these names are no settings but facts about the batch: `ignored` and `grades` (the weights of the
+    positives); `step`, the number of the training step; of a loss `image_ids`, `caption_ids`, `images` and `captions`
+    (embeddings); of a gradient the same for its rows and columns: `anchor_ids`, `candidate_ids`, `anchors`,
+    `candidates`.
+    """
 
     function: Function = field(kw_only=False)
     arguments: tuple[tuple[str, Any], ...] = field(default=(), kw_only=False)
     """Values of all its keyword parameters that are settings."""
+    facts: BatchFacts | None = field(default=None, kw_only=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -52,8 +61,20 @@ class FunctionObjective(RowObjective):
     def states(self) -> tuple[Any, ...]:
         return _states(self.function)
 
+    @property
+    def takes_grades(self) -> bool:
+        return "grades" in _signature(self.function).parameters
+
+    @property
+    def asks(self) -> frozenset[str]:
+        return frozenset(_signature(self.function).parameters) & {*FACTS, *OF_ROWS}
+
+    def given(self, facts: BatchFacts) -> RowObjective:
+        known = self.facts.step if self.facts is not None and facts.step is None else facts.step
+        return replace(self, facts=facts._replace(step=known))
+
     def call(self, rows: Rows) -> Any:
-        return _call(self.function, rows, dict(self.arguments))
+        return _call(self.function, rows, dict(self.arguments), self.facts)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -117,7 +138,7 @@ class CustomLoss(FunctionObjective):
     def on_similarity(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
     ) -> Float[Tensor, ""]:
         return self.value(similarity, positives, ignored)
@@ -125,11 +146,19 @@ class CustomLoss(FunctionObjective):
     def value(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
     ) -> Float[Tensor, ""]:
-        loss: Tensor = self.call(as_rows(similarity, positives, ignored))
+        loss: Tensor = self.call(self._rows(similarity, positives, ignored))
         return loss
+
+    def one_direction(
+        self,
+        similarity: Float[Tensor, "anchor candidate"],
+        positives: MaskOrWeights | None = None,
+        ignored: Bool[Tensor, "anchor candidate"] | None = None,
+    ) -> Float[Tensor, ""]:
+        raise ValueError(f"{self.name} is a loss of both directions at once: it cannot be used with a queue")
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         with torch.enable_grad():
@@ -140,17 +169,26 @@ class CustomLoss(FunctionObjective):
     def pair_gradient(
         self,
         similarity: Similarity,
-        positives: PairMask | None = None,
+        positives: MaskOrWeights | None = None,
         ignored: PairMask | None = None,
     ) -> PairGradient:
-        return self.row_gradient(as_rows(similarity, positives, ignored)).to(similarity.dtype)
+        return self.row_gradient(self._rows(similarity, positives, ignored)).to(similarity.dtype)
 
     def _directions(self, rows: Rows) -> tuple[PairGradient, PairGradient]:
         gradient = self.row_gradient(rows)
         return self._query_gradients(rows, gradient) or (0.5 * gradient, 0.5 * gradient)
 
+    def _both_directions(self, rows: Rows) -> tuple[Float[Tensor, ""], PairGradient]:
+        with torch.enable_grad():
+            similarity = rows.similarity.detach().requires_grad_()
+            value = self.call(rows._replace(similarity=similarity))
+            (gradient,) = torch.autograd.grad(value, similarity)
+        return value.detach(), gradient if rows.ignored is None else gradient.masked_fill(rows.ignored, 0.0)
+
     def _query_gradients(self, rows: Rows, gradient: PairGradient) -> tuple[PairGradient, PairGradient] | None:
         """The parts of the gradient of image and of caption queries; None if the loss is not a sum over queries."""
+        if self.asks:  # facts are about the whole batch
+            return None
         try:
             i2t = torch.cat([self._single(rows, image=i) for i in range(len(gradient))])
             t2i = torch.cat([self._single(rows, caption=j) for j in range(gradient.shape[1])], dim=1)
@@ -196,7 +234,15 @@ def custom_objective(function: Any, **settings: Any) -> RowObjective:
     reduction = {name: settings.pop(name) for name in ("reduction",) if name in settings and name not in known}
     arguments = tuple((known | settings).items())
     build = CustomGradient if _is_gradient(function, arguments) else CustomLoss
-    return build(function, arguments, **reduction)
+    built = build(function, arguments, **reduction)
+    if build is CustomGradient:
+        for row_name, name in OF_ROWS.items():
+            if name in built.asks:
+                raise ValueError(
+                    f"{built.name} returns a gradient with rows as anchors, which are images and then captions: "
+                    f"ask for {row_name} instead of {name}"
+                )
+    return built
 
 
 def keyword_settings(function: Function) -> dict[str, Any]:
@@ -205,7 +251,7 @@ def keyword_settings(function: Function) -> dict[str, Any]:
     known = {}
     for parameter in list(_signature(function).parameters.values())[2:]:
         name, default = parameter.name, parameter.default
-        if parameter.kind not in kinds or name == "ignored":
+        if parameter.kind not in kinds or name in ("ignored", "grades", *FACTS, *OF_ROWS):
             continue
         if default is inspect.Parameter.empty:
             raise ValueError(f"{name_of(function)}: its parameter {name!r} needs a default, which is then a setting")
@@ -267,7 +313,9 @@ def _trial_call(function: Function, arguments: dict[str, Any]) -> Any:
         torch.manual_seed(0)
         # No symmetry: the mean of the diagonal of a symmetric sample is 0, whatever it is multiplied with.
         sample = (torch.linspace(0.1, 1.0, 9).square() - 0.3).reshape(3, 3).requires_grad_()
-        returned = _call(function, as_rows(sample, None, None), arguments)
+        ids, embeddings = torch.arange(3), torch.eye(3)
+        facts = BatchFacts(ids, ids, embeddings, embeddings, 0)
+        returned = _call(function, as_rows(sample, None, None), arguments, facts)
     for part, state in states:
         part.load_state_dict(state)
     return returned
@@ -293,10 +341,27 @@ def _signature(function: Function) -> inspect.Signature:
     return inspect.signature(function.forward if isinstance(function, torch.nn.Module) else function)
 
 
-def _call(function: Function, rows: Rows, arguments: dict[str, Any]) -> Any:
-    if "ignored" in _signature(function).parameters:
+def _call(function: Function, rows: Rows, arguments: dict[str, Any], facts: BatchFacts | None) -> Any:
+    asked = _signature(function).parameters
+    if "ignored" in asked:
         ignored = torch.zeros_like(rows.positives) if rows.ignored is None else rows.ignored
-        return function(rows.similarity, rows.positives, ignored=ignored, **arguments)
-    if rows.ignored is not None:
+        arguments = arguments | {"ignored": ignored}
+    elif rows.ignored is not None:
         raise ValueError(f"{name_of(function)}(S, positives) cannot ignore pairs: add a parameter named ignored")
+    if "grades" in asked:
+        arguments = arguments | {"grades": rows.positive_weights()}
+    known = BatchFacts() if facts is None else facts
+    for name in asked:
+        if name in FACTS or name in OF_ROWS:
+            fact = getattr(known if rows.image_anchors else _swapped(known), OF_ROWS.get(name, name))
+            if fact is None:
+                raise ValueError(
+                    f"{name_of(function)} asks for {name}, which is not known here: call the objective with embeddings"
+                    f"{', step=' if name == 'step' else ''} and ids, or objective.given(BatchFacts(...)) before"
+                )
+            arguments = arguments | {name: fact}
     return function(rows.similarity, rows.positives, **arguments)
+
+
+def _swapped(facts: BatchFacts) -> BatchFacts:
+    return BatchFacts(facts.caption_ids, facts.image_ids, facts.captions, facts.images, facts.step)

@@ -40,6 +40,11 @@ class TripletObjective(RowObjective):
     """
 
     @property
+    def takes_grades(self) -> bool:
+        """A triplet of a positive of weight w counts w times; the relative sets of the -ms cells have no weights."""
+        return self.relative is None
+
+    @property
     def relative(self) -> RelativeSettings | None:
         """The relative terms that `pull_and_push` needs, or None."""
         return None
@@ -73,12 +78,16 @@ class TripletObjective(RowObjective):
             relative_p = others.relative(rows.similarity, hardest.similarity[:, None])
             relative_n = relative_to_negatives(rows, hardest, others.pool[0], self.relative)[:, None]
         pull, push = self.pull_and_push(Triplets(rows.similarity, hardest.similarity[:, None], relative_p, relative_n))
+        if rows.grades is not None:
+            pull, push = rows.grades * pull, rows.grades * push
         is_triplet = rows.positives & hardest.exists[:, None]
         pushes = torch.where(is_triplet, push, 0.0).sum(dim=1, keepdim=True)  # anchor 1
         return torch.where(is_triplet, 0 - pull, 0.0).scatter_add_(1, hardest.candidate[:, None], pushes)
 
     def _scalar(self, rows: Rows, hardest: Hardest) -> Float[Tensor, " anchor"]:
         value = self.triplet_scalar(rows.similarity, hardest.similarity[:, None])
+        if rows.grades is not None:
+            value = rows.grades * value
         return torch.where(rows.positives & hardest.exists[:, None], value, 0.0).sum(dim=1)
 
     def triplet_scalar(self, s_p: Tensor, s_n: Tensor) -> Tensor:
@@ -222,6 +231,8 @@ def positive_pool(rows: Rows) -> Float[Tensor, " pair"]:
 @dataclass(frozen=True, kw_only=True, repr=False)
 class HardestTriplet(TripletObjective):
     """L_q = sum over positives p of max(0, margin + S_n - S_p), n the query's most similar negative.
+
+    Graded: L_q = sum over p of w_p max(0, margin + S_n - S_p); n is among the candidates of weight 0.
 
     The hinge of VSE++; GOAL, Eq. 4; Bleeker and de Rijke (ECIR 2022), Eq. 1 and 2, with gradient Eq. 9a.
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tercet.types import PairMask, Similarity
+from tercet.types import MaskOrWeights, PairMask, Similarity
 
 Reduction = Literal["sum", "mean"]
 MAX_EXPONENT = 60.0  # exp(60) and its square stay finite in float32
@@ -38,7 +38,8 @@ def require_numbers(objective: object, *names: str) -> None:
     for name in names:
         value = getattr(objective, name)
         if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
-            raise ValueError(f"{name} must be a number, got {value!r}")
+            hint = f"; learn={name!r} trains it" if isinstance(value, Tensor) else ""
+            raise ValueError(f"{name} must be a number, got {value!r}{hint}")
 
 
 def require_positive(objective: object, *names: str) -> None:
@@ -82,31 +83,51 @@ class Rows(NamedTuple):
     positives: Bool[Tensor, "anchor candidate"]
     negatives: Bool[Tensor, "anchor candidate"]
     ignored: Bool[Tensor, "anchor candidate"] | None = None
+    grades: Float[Tensor, "anchor candidate"] | None = None
+    """Weights of the positives, 0 elsewhere; None: all weigh 1."""
+    image_anchors: bool = True
 
     def transposed(self) -> "Rows":
         """The other direction."""
-        return self.map(lambda matrix: matrix.T.contiguous())
+        other = self.map(lambda matrix: matrix.T.contiguous())
+        return Rows(*other[:5], not self.image_anchors)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Rows":
         """Apply a function to the similarity and to every mask."""
         ignored = None if self.ignored is None else function(self.ignored)
-        return Rows(function(self.similarity), function(self.positives), function(self.negatives), ignored)
+        grades = None if self.grades is None else function(self.grades)
+        matrices = function(self.similarity), function(self.positives), function(self.negatives), ignored, grades
+        return Rows(*matrices, self.image_anchors)
+
+    def positive_weights(self) -> Float[Tensor, "anchor candidate"]:
+        """The weight of every positive, 0 elsewhere."""
+        return self.positives.to(self.similarity.dtype) if self.grades is None else self.grades
 
 
-def as_rows(similarity: Tensor, positives: PairMask | None, ignored: PairMask | None) -> Rows:
+def as_rows(similarity: Tensor, positives: MaskOrWeights | None, ignored: PairMask | None) -> Rows:
     """Check the caller's input and return it with images as anchors.
 
     Half precision is converted to float32, in which exp(60) is finite.
     """
     _check_similarity(similarity)
-    positives = _diagonal(similarity) if positives is None else _checked_mask("positives", positives, similarity)
+    grades = None
+    if positives is None:
+        positives = _diagonal(similarity)
+    elif isinstance(positives, Tensor) and positives.is_floating_point():
+        grades = _checked_grades(positives, similarity)
+        positives = grades > 0
+    else:
+        positives = _checked_mask("positives", positives, similarity)
     if ignored is None:
         negatives = ~positives
     else:
         ignored = _checked_mask("ignored", ignored, similarity)
         positives, negatives = positives & ~ignored, ~(positives | ignored)
         similarity = similarity.masked_fill(ignored, 0.0)  # ignored pairs may be NaN or infinite
-    return Rows(at_least_float32(similarity), positives, negatives, ignored).map(Tensor.contiguous)
+        grades = None if grades is None else grades.masked_fill(ignored, 0.0)
+    similarity = at_least_float32(similarity)
+    grades = None if grades is None else grades.to(similarity.dtype)
+    return Rows(similarity, positives, negatives, ignored, grades).map(Tensor.contiguous)
 
 
 def as_square(similarity: Tensor) -> Float[Tensor, "pair pair"]:
@@ -122,6 +143,17 @@ def positives_from_ids(image_ids: Int[Tensor, " image"], caption_ids: Int[Tensor
 
 
 # Embeddings and ids.
+
+
+class BatchFacts(NamedTuple):
+    """What a user's function may ask for besides S and positives, of the batch of all processes."""
+
+    image_ids: Int[Tensor, " image"] | None = None
+    caption_ids: Int[Tensor, " caption"] | None = None
+    images: Float[Tensor, "image *rest"] | None = None
+    """Embeddings, without a gradient: that of an objective goes through S."""
+    captions: Float[Tensor, "caption *rest_of_caption"] | None = None
+    step: int | None = None
 
 
 def check_embeddings(
@@ -222,6 +254,11 @@ def ids_of_pairs(
     return image_ids.long(), caption_ids.long()
 
 
+def normalized(weights: Float[Tensor, "anchor candidate"]) -> Float[Tensor, "anchor candidate"]:
+    """The weights of every anchor divided by their sum; 0 if all are."""
+    return weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+
+
 # Triplets.
 
 
@@ -241,7 +278,16 @@ def hardest_negative(rows: Rows) -> Hardest:
     return Hardest(torch.where(exists, largest, 0.0), candidate, exists)
 
 
-def hinge(s_p: Float[Tensor, "..."], s_n: Float[Tensor, "..."], margin: float) -> Float[Tensor, "..."]:
+def top_negatives(similarity: Float[Tensor, "anchor candidate"], k: int) -> Bool[Tensor, "anchor candidate"]:
+    """The k largest entries of every row, all of a shorter one; those with the lowest indices in a tie."""
+    k = min(k, similarity.shape[1])
+    similarity = torch.where(similarity.isnan(), torch.inf, similarity)
+    smallest = similarity.topk(k, dim=1).values[:, -1:]
+    above, equal = similarity > smallest, similarity == smallest
+    return above | (equal & (equal.cumsum(dim=1) <= k - above.sum(dim=1, keepdim=True)))
+
+
+def hinge(s_p: Float[Tensor, "..."], s_n: Float[Tensor, "..."], margin: float | Tensor) -> Float[Tensor, "..."]:
     """max(0, margin + S_n - S_p)."""
     return (margin + s_n - s_p).relu()
 
@@ -250,6 +296,8 @@ def hinge_of_hardest(rows: Rows, margin: float) -> Float[Tensor, " anchor"]:
     """Sum over an anchor's positives of the hinge with its hardest negative."""
     hardest = hardest_negative(rows)
     violation = hinge(rows.similarity, hardest.similarity[:, None], margin)
+    if rows.grades is not None:
+        violation = violation * rows.grades
     return (violation * (rows.positives & hardest.exists[:, None])).sum(dim=1)
 
 
@@ -318,11 +366,24 @@ def _check_square(similarity: Similarity) -> None:
 def _checked_mask(name: str, mask: Tensor, similarity: Similarity) -> PairMask:
     require_tensor(name, mask)
     if mask.shape != similarity.shape or mask.dtype != torch.bool:
+        weights = " or weights in 0..1" if name == "positives" else ""
         raise ValueError(
-            f"{name} {tuple(mask.shape)} {mask.dtype} must be a boolean mask that matches "
+            f"{name} {tuple(mask.shape)} {mask.dtype} must be a boolean mask{weights} that matches "
             f"similarity {tuple(similarity.shape)}: both are image x caption"
         )
     return mask
+
+
+def _checked_grades(grades: Tensor, similarity: Similarity) -> Float[Tensor, "image caption"]:
+    if grades.shape != similarity.shape:
+        raise ValueError(
+            f"positives {tuple(grades.shape)} must match similarity {tuple(similarity.shape)}: both are image x caption"
+        )
+    if grades.numel() and not torch.compiler.is_compiling():  # a compiled graph cannot read values
+        low, high = (float(end) for end in grades.detach().aminmax())
+        if not (low >= 0 and high <= 1):
+            raise ValueError(f"weights of positives must be in 0..1, got {low:g} to {high:g}")
+    return grades.detach()
 
 
 def is_distributed() -> bool:

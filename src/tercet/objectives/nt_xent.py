@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.inputs import Default, Reduction, Rows, require_positive, uniform_query_weight
+from tercet.objectives.inputs import Default, Reduction, Rows, normalized, require_positive, uniform_query_weight
 from tercet.objectives.stacks import StackedPairs
 from tercet.objectives.streaming.accumulators import RunningLogSumExp, both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
@@ -20,6 +20,9 @@ from tercet.objectives.streaming.tiles import TiledSimilarity
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NTXent(RowObjective):
     """L_q = -(1/|P|) sum over positives p of log softmax(S / temperature)_p, over all candidates.
+
+    Graded: L_q = -sum over p of t_p log softmax(S / temperature)_p with the targets t_p = w_p / sum of w, so that
+    dL/dS_j = (softmax_j - t_j) / temperature.
 
     dL/dS_j = (softmax_j - 1[j positive]/|P|) / temperature. A query whose only candidate is its positive gives zero.
     All similarities equal: softmax is uniform. Softmax subtracts the largest similarity: large values do not overflow.
@@ -37,6 +40,10 @@ class NTXent(RowObjective):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self, "temperature")
+
+    @property
+    def takes_grades(self) -> bool:
+        return True
 
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         return self.row_scalar_and_gradient(rows)[1]
@@ -105,6 +112,8 @@ class NTXent(RowObjective):
 
 
 def _shares(rows: Rows) -> Float[Tensor, "anchor candidate"]:
-    """1/|P| at every positive of an anchor."""
+    """1/|P| at every positive of an anchor; graded, its share of the weights."""
+    if rows.grades is not None:
+        return normalized(rows.grades)
     positives = rows.positives.to(rows.similarity.dtype)  # integer division would give float32
     return positives / positives.sum(dim=1, keepdim=True).clamp(min=1)

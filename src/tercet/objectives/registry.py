@@ -9,12 +9,17 @@ from typing import Any
 import torch
 
 from tercet.in_memory import find_in_memory, name_of, register_code
-from tercet.names import is_in_memory, split_settings, suggest
+from tercet.names import is_in_memory, is_sum, split_settings, split_terms, suggest
 from tercet.objectives.aoq import AOQ, KINDS
 from tercet.objectives.base import RowObjective
+from tercet.objectives.binomial_deviance import BinomialDeviance
+from tercet.objectives.circle import Circle
+from tercet.objectives.composed import Composed
 from tercet.objectives.custom import FunctionObjective, custom_objective
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS, Goal
 from tercet.objectives.hardest_triplet import HardestTriplet
+from tercet.objectives.learned import Learned
+from tercet.objectives.multi_similarity import MultiSimilarity
 from tercet.objectives.nt_xent import NTXent
 from tercet.objectives.sigmoid import Sigmoid
 from tercet.objectives.smooth_ap import SmoothAP
@@ -27,6 +32,9 @@ OBJECTIVES: dict[str, Callable[..., RowObjective]] = {
     "nt-xent": NTXent,
     "smooth-ap": SmoothAP,
     "sigmoid": Sigmoid,
+    "circle": Circle,
+    "multi-similarity": MultiSimilarity,
+    "binomial-deviance": BinomialDeviance,
     **{f"{T}/{P}": partial(Goal, T, P) for T in TRIPLET_WEIGHTS for P in PAIR_WEIGHTS},
 }
 # Separate from OBJECTIVES because they need a table of mined negatives (`tercet mine`).
@@ -49,10 +57,14 @@ def objective(which: ObjectiveLike, /, **settings: Any) -> RowObjective:
     `which` is a registered name (`+` may replace `/`), `path/to/mine.py:name`, a function (S, positives) -> G or
     -> scalar, a triple of functions (T, P+, P-), a subclass of `RowObjective`, or an objective, whose settings are then
     replaced. Settings may also follow a name: `mine.py:f:margin=0.3`. Those of a function are its keyword parameters.
+    A sum, `nt-xent + 0.1*cir/sig-ms`, is also `objective("nt-xent") + 0.1 * objective("cir/sig-ms")`. `learn` names
+    settings to train with the model: `learn="temperature"`, `learn="temperature+bias"`.
 
     >>> objective("nt-xent", temperature=0.05)
     tercet.objective('nt-xent', temperature=0.05)
     """
+    if isinstance(which, str) and is_sum(which):
+        return _sum_of(which).with_settings(**settings)
     if isinstance(which, str):
         name, named = split_settings(which)
         twice = sorted(named.keys() & settings.keys())
@@ -60,11 +72,34 @@ def objective(which: ObjectiveLike, /, **settings: Any) -> RowObjective:
             raise ValueError(f"{which}: {twice[0]} is given twice, also as {settings[twice[0]]!r}")
         which, settings = _named(name), named | settings
     if isinstance(which, RowObjective):
+        if settings.get("learn") and not isinstance(which, Learned | Composed):
+            return Learned(objective(which, **_without_learn(settings)), learn=_text(settings["learn"]))
         return which.with_settings(**settings) if settings else which
     built = which.func if isinstance(which, partial) else which
     if isinstance(built, type) and issubclass(built, RowObjective):
-        return _build(which, settings)  # type: ignore[arg-type]
+        plain = _build(which, _without_learn(settings))  # type: ignore[arg-type]
+        return Learned(plain, learn=_text(settings["learn"])) if settings.get("learn") else plain
     return custom_objective(which, **settings)
+
+
+def _sum_of(text: str) -> Composed:
+    terms = split_terms(text)
+    for _, term in terms:
+        if is_file_name(split_settings(term)[0]):
+            raise ValueError(
+                f"{text}: add objectives of a file in that file, both = tercet.objective(...) + ..., and name it"
+            )
+    return Composed(tuple((weight, objective(term)) for weight, term in terms))
+
+
+def _without_learn(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != "learn"}
+
+
+def _text(learn: Any) -> str:
+    if not isinstance(learn, str):
+        raise ValueError(f"learn must name settings, joined by +, got {learn!r}")
+    return learn
 
 
 def spec_of(which: ObjectiveLike) -> str:
@@ -83,6 +118,10 @@ def spec_of(which: ObjectiveLike) -> str:
 def _named_with_settings(which: ObjectiveLike) -> tuple[str, dict[str, Any]]:
     if isinstance(which, str):
         return which, {}
+    if isinstance(which, Composed):
+        return which.text(spec_of), {}
+    if isinstance(which, Learned) and type(which.base) in _BUILT_IN:
+        return which.name, which.changed_settings
     if not isinstance(which, RowObjective):
         objective(which)  # raises if it is none
         return register_code(_function_name(which), which), {}
@@ -94,7 +133,7 @@ def _named_with_settings(which: ObjectiveLike) -> tuple[str, dict[str, Any]]:
     return register_code(which.name, given), settings
 
 
-_BUILT_IN = {NTXent, Triplet, HardestTriplet, SmoothAP, Sigmoid, Goal, AOQ}
+_BUILT_IN = {NTXent, Triplet, HardestTriplet, SmoothAP, Sigmoid, Circle, MultiSimilarity, BinomialDeviance, Goal, AOQ}
 
 
 def _function_name(which: Any) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from tercet.objectives.base import RowObjective
-from tercet.objectives.inputs import MAX_EXPONENT, Default, Reduction, Rows, require_positive
+from tercet.objectives.inputs import MAX_EXPONENT, Default, Reduction, Rows, normalized, require_positive
 from tercet.objectives.streaming.accumulators import both_directions
 from tercet.objectives.streaming.autograd import EmbeddingGradient
 from tercet.objectives.streaming.tiles import TiledSimilarity
@@ -25,6 +25,9 @@ class SmoothAP(RowObjective):
     With g_ij = sigmoid' / temperature, positive i alone gives dAP/dS_j = -R+(i) g_ij / R(i)^2 for a negative j,
     +(R(i) - R+(i)) g_ij / R(i)^2 for another positive j, and minus their sum for i itself.
     A query without a negative gives zero, since R+ = R. All similarities equal: every sigmoid' is 1/4.
+
+    Graded: L_q = 1 - sum over positives i of (w_i / sum of w) R+(i) / R(i). The weights choose the positives whose
+    precision counts; R+ counts every candidate of weight above 0.
 
     Memory: anchors x largest number of positives per anchor x candidates.
 
@@ -42,9 +45,14 @@ class SmoothAP(RowObjective):
         super().__post_init__()
         require_positive(self, "temperature")
 
+    @property
+    def takes_grades(self) -> bool:
+        return True
+
     def row_gradient(self, rows: Rows) -> Float[Tensor, "anchor candidate"]:
         if torch.compiler.is_compiling():
-            gradients: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, self.temperature)[1]
+            weights = rows.positive_weights()
+            gradients: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, weights, self.temperature)[1]
             return gradients
         return self._gradient(rows, self.soft_ranks(rows))
 
@@ -65,7 +73,8 @@ class SmoothAP(RowObjective):
 
     def row_value(self, rows: Rows) -> Float[Tensor, " anchor"]:
         if torch.compiler.is_compiling():
-            values: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, self.temperature)[0]
+            weights = rows.positive_weights()
+            values: Tensor = _opaque(rows.similarity, rows.positives, rows.negatives, weights, self.temperature)[0]
             return values
         return self._value(self.soft_ranks(rows))
 
@@ -102,8 +111,11 @@ class SmoothAP(RowObjective):
         above = (difference / self.temperature).clamp(-MAX_EXPONENT, MAX_EXPONENT).sigmoid() * others
         among_positives = 1 + (above * rows.positives[:, None, :]).sum(dim=2)
         negatives_above = (above * rows.negatives[:, None, :]).sum(dim=2)
-        filled = is_filled.to(above.dtype)
-        share = filled / filled.sum(dim=1, keepdim=True).clamp(min=1)
+        if rows.grades is None:
+            filled = is_filled.to(above.dtype)
+            share = filled / filled.sum(dim=1, keepdim=True).clamp(min=1)
+        else:
+            share = normalized(rows.grades.gather(1, slots) * is_filled)
         return SoftRanks(slots, share, above, among_positives, negatives_above)
 
 
@@ -132,13 +144,17 @@ def positive_slots(
 # Shapes in a compiled graph cannot depend on the number of positives, and one slot per candidate would need a tensor of
 # anchor x candidate x candidate. So the compiler sees one opaque operation, which runs the eager code above.
 @torch.library.custom_op("tercet::smooth_ap", mutates_args=())
-def _opaque(similarity: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    rows, objective = Rows(similarity, positives, negatives), SmoothAP(temperature=temperature)
+def _opaque(
+    similarity: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    rows, objective = Rows(similarity, positives, negatives, None, weights), SmoothAP(temperature=temperature)
     return objective.row_value(rows), objective.row_gradient(rows)
 
 
 @_opaque.register_fake
-def _shapes(similarity: Tensor, positives: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _shapes(
+    similarity: Tensor, positives: Tensor, negatives: Tensor, weights: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     return similarity.new_empty(len(similarity)), torch.empty_like(similarity)
 
 
@@ -146,9 +162,9 @@ def _save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(output[1])
 
 
-def _backward(ctx: Any, for_value: Tensor, for_gradient: Tensor | None) -> tuple[Tensor, None, None, None]:
+def _backward(ctx: Any, for_value: Tensor, for_gradient: Tensor | None) -> tuple[Tensor, None, None, None, None]:
     (gradient,) = ctx.saved_tensors
-    return for_value[:, None] * gradient, None, None, None
+    return for_value[:, None] * gradient, None, None, None, None
 
 
 _opaque.register_autograd(_backward, setup_context=_save_gradient)

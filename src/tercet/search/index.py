@@ -12,15 +12,16 @@ Embeddings are cached batch by batch: a kill costs one batch, and no image is em
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
 
 from tercet.console import SILENT, Progress, printable
+from tercet.data.collate import prefetch
 from tercet.data.feature_array import map_array
 from tercet.data.image_io import ImageBytes, ImageFile, ImageSource, PassageText, open_image
 from tercet.data.textio import read_json
@@ -46,11 +47,34 @@ MANIFEST, ITEMS, VECTORS = "index.json", "items.jsonl", "vectors.npy"
 GENERATION = re.compile(r"generation_\d{6}")
 UNREADABLE, UNFINISHED = "unreadable.txt", "unfinished"
 EMBED_BATCH_SIZE = 32  # images embedded, and cached, together
+KNOWN_BATCH_SIZE = 512  # the same of images whose features are known
 
 ImagesToIndex = Mapping[str, tuple[ImageSource, tuple[str, ...]]]
 """Path -> (image, captions), in index order."""
 Embed = Callable[[list[Any]], IndexedVectors]
 """Embeds decoded images, or the texts of passages."""
+
+
+class _Unreadable(dict[str, str]):
+    """Path -> why the image cannot be read; raises instead if such images are not skipped."""
+
+    def __init__(self, *, skip: bool) -> None:
+        super().__init__()
+        self.skip = skip
+
+    def __setitem__(self, path: str, reason: str) -> None:
+        if not self.skip:
+            raise ValueError(f"{reason} (--skip-bad skips such images and lists them)")
+        super().__setitem__(path, reason)
+
+
+@runtime_checkable
+class KnownImages(Protocol):
+    """Embeds images by the SHA-256 of their files, without reading them; see `StoredFeatures`."""
+
+    def __contains__(self, checksum: str) -> bool: ...
+
+    def embed(self, checksums: Sequence[str]) -> IndexedVectors: ...
 
 
 @dataclass(frozen=True)
@@ -115,13 +139,17 @@ def update_index(
     kind: Kind | None = None,
     store: str | None = None,
     source: str | None = None,
+    known: KnownImages | None = None,
+    skip_bad: bool = True,
     sides: Sides = IMAGE_TEXT,
     progress: Progress = SILENT,
 ) -> IndexUpdate:
-    """Make the index contain exactly these images; only new and changed ones are embedded.
+    """Make the index contain exactly these images; only new and changed ones are embedded, without decoding `known`
+    ones.
 
     `kind` and `store` default to those of the existing index, or flat and faiss. `source` is the dataset, for images
-    that are not files of their own.
+    that are not files of their own. An image that cannot be read is skipped and listed; without `skip_bad`, the first
+    raises `ValueError`, and what was embedded before it is kept for the next update.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(folder):
@@ -136,11 +164,13 @@ def update_index(
                 "vectors of two models; choose another folder or remove this one"
             )
         old_items = {} if existing is None else {item.path: item for item in existing.items}
-        errors: dict[str, str] = {}
+        errors = _Unreadable(skip=skip_bad)
         items = dict(_scan(image_files, old_items, errors))
         cache = EmbeddingCache(folder / UNFINISHED, model["weights"])
         if existing is not None:
             cache.add([item.checksum for item in existing.items], existing.vectors, existing.regions)
+        if known is not None:
+            _embed_known(items.values(), known, cache)
         to_embed = [path for path, item in items.items() if item.checksum not in cache]
         _embed(to_embed, items, image_files, embed, cache, errors, progress)
         readable = [item for path, item in items.items() if path not in errors]
@@ -195,6 +225,14 @@ def _scan(
         yield path, Item(path, captions, len(content), stat[1] if stat else None, checksum_of(content), text)
 
 
+def _embed_known(items: Iterable[Item], known: KnownImages, cache: EmbeddingCache) -> None:
+    checksums = list(dict.fromkeys(item.checksum for item in items))
+    checksums = [checksum for checksum in checksums if checksum in known and checksum not in cache]
+    for start in range(0, len(checksums), KNOWN_BATCH_SIZE):
+        batch = checksums[start : start + KNOWN_BATCH_SIZE]
+        cache.save(batch, known.embed(batch))
+
+
 def _embed(
     to_embed: list[str],
     items: dict[str, Item],
@@ -204,21 +242,32 @@ def _embed(
     errors: dict[str, str],
     progress: Progress,
 ) -> None:
-    bar = progress.bar("embedding", len(to_embed))
-    for start in range(0, len(to_embed), EMBED_BATCH_SIZE):
-        batch: dict[str, Any] = {}
-        for path in to_embed[start : start + EMBED_BATCH_SIZE]:
+    def read(paths: list[str]) -> dict[str, tuple[Item, Any] | str]:
+        """Path -> the item and its image or text, or the error."""
+        found: dict[str, tuple[Item, Any] | str] = {}
+        for path in paths:
             try:
                 item, content = _read_again(items[path], image_files[path][0])
-                items[path] = item
-                if item.checksum not in cache and item.checksum not in batch:  # else a copy under another name
-                    of_image = ImageBytes(content, str(image_files[path][0]))
-                    batch[item.checksum] = open_image(of_image) if item.text is None else item.text
+                of_image = ImageBytes(content, str(image_files[path][0]))
+                found[path] = item, open_image(of_image) if item.text is None else item.text
             except ValueError as error:
-                errors[path] = str(error)
+                found[path] = str(error)
+        return found
+
+    bar = progress.bar("embedding", len(to_embed))
+    groups = (to_embed[start : start + EMBED_BATCH_SIZE] for start in range(0, len(to_embed), EMBED_BATCH_SIZE))
+    for group in prefetch(read, groups, workers=1):  # the next images are decoded while these are encoded
+        batch: dict[str, Any] = {}
+        for path, result in group.items():
+            if isinstance(result, str):
+                errors[path] = result
+                continue
+            items[path], image = result
+            if items[path].checksum not in cache:  # else a copy under another name
+                batch.setdefault(items[path].checksum, image)
         if batch:
             cache.save(list(batch), embed(list(batch.values())))
-        bar.update(min(start + EMBED_BATCH_SIZE, len(to_embed)))
+        bar.advance(len(group))
 
 
 def _read_again(item: Item, image_file: ImageSource) -> tuple[Item, bytes]:

@@ -36,7 +36,7 @@ class Item:
 
 
 def checksum_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
+    return hashlib.sha256(content).hexdigest()
 
 
 def write_items(file: Path, items: Sequence[Item]) -> None:
@@ -97,12 +97,14 @@ def images_in_dataset(data: DataSet, splits: Sequence[str] = ()) -> dict[str, tu
         if split.image_texts is not None:
             _add_passages(images, split)
             continue
-        if split.image_files is None:
-            raise ValueError(f"{data.path}: the split {name} has no image files to index; give a folder of images")
+        image_files = split.images()
+        if image_files is None:
+            why = data.no_images or "it has no image files"
+            raise ValueError(f"{data.path}: nothing to index in the split {name}: {why}; or give a folder of images")
         captions: list[list[str]] = [[] for _ in split.image_names]
         for text, owner in zip(split.texts, split.owners.tolist(), strict=True):
             captions[owner].append(text)
-        for image_file, image_captions in zip(split.image_files, captions, strict=True):
+        for image_file, image_captions in zip(image_files, captions, strict=True):
             path = str(image_file.path.resolve()) if isinstance(image_file, ImageFile) else str(image_file)
             images[path] = (image_file, tuple(image_captions))
     return images

@@ -23,6 +23,14 @@ class IndexSettings:
     image_folder: Path | None = None
     """Image folder of a dataset, if it is not beside it. Images that are neither below it nor below --images, such as
     by a symbolic link, are not read."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     splits: tuple[str, ...] = ()
     """Splits of a dataset to index; all if none is given."""
     out: Path = Path("index")

@@ -56,10 +56,20 @@ def encode_for_index(retriever: Retriever, images: Sequence[str | Path | Image.I
         return IndexedVectors(_to_numpy(model.image_features(tokens)), _to_numpy(tokens))
     is_text = retriever.sides.image_is_text
     embedded = retriever.embed_passages([str(text) for text in images]) if is_text else retriever.embed_images(images)
+    return _indexed(retriever, embedded)
+
+
+@torch.inference_mode()
+def encode_features_for_index(retriever: Retriever, features: Float[Tensor, "image *rest"]) -> IndexedVectors:
+    """The same from what the model's image encoder made of the images."""
+    return _indexed(retriever, retriever.embed_features(features))
+
+
+def _indexed(retriever: Retriever, embedded: Tensor) -> IndexedVectors:
     if retriever.dot_product:
         return IndexedVectors(_to_numpy(embedded))
-    assert isinstance(model, LateInteraction)
-    return IndexedVectors(_to_numpy(model.pool(embedded)), _to_numpy(embedded))
+    assert isinstance(retriever.model, LateInteraction)
+    return IndexedVectors(_to_numpy(retriever.model.pool(embedded)), _to_numpy(embedded))
 
 
 @torch.inference_mode()

@@ -25,6 +25,7 @@ from tercet.serve.limits import (
     MAX_THUMBNAIL_CACHE_BYTES,
     MAX_UPLOADS_PER_NETWORK,
     MAX_WAITING_UPLOADS_PER_NETWORK,
+    SHUTDOWN_TIMEOUT_SECONDS,
 )
 from tercet.serve.params import unavailable
 from tercet.serve.run_listing import RunListing
@@ -104,13 +105,15 @@ class LoadedIndexes:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._indexes = {name: LoadedIndex(name, folder) for name, folder in _unique_names(folders).items()}
         self._loader = threading.Thread(target=self._open_all, name="index loader", daemon=True)
+        self._closing = threading.Event()
 
     def open(self) -> None:
         self._loader.start()
 
     def _open_all(self) -> None:
         for index in self:
-            index.open()
+            if not self._closing.is_set():
+                index.open()
 
     def get(self, name: str | None) -> "LoadedIndex":
         """Return the index of this name, or the first one."""
@@ -126,6 +129,10 @@ class LoadedIndexes:
         return iter(self._indexes.values())
 
     def close(self) -> None:
+        """Wait for the index being opened: a thread inside torch or faiss aborts the process when Python exits."""
+        self._closing.set()
+        if self._loader.ident is not None:
+            self._loader.join(SHUTDOWN_TIMEOUT_SECONDS)
         for index in self:
             index.close()
 

@@ -1,6 +1,7 @@
 """`tercet evaluate`: trained models on a split, under a protocol."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet import runs
-from tercet.data.dataset import PairedData, Source, Split, paired
+from tercet.console import print_skipped
+from tercet.data.bad_items import without_bad_features, without_bad_images
+from tercet.data.dataset import DataSet, PairedData, Source, Split, paired, select_splits
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
+from tercet.data.formats.columns import Columns
+from tercet.data.textio import ErrorPolicy
 from tercet.data.transforms import Pixels
 from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
 from tercet.inference import Retriever, checksum_of_weights, load, tokenize
@@ -38,8 +43,14 @@ def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
     reranker = None
     if settings.rerank is not None:
         reranker = check_reranking([model.model for model in models], settings.rerank, settings.protocol)
-    dataset = open_data(settings.data, images=settings.images, features=settings.features)
-    split = dataset.split(settings.split)
+    dataset = open_data(
+        settings.data,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
+    split = read_split(dataset, settings.split, models, skip_bad=settings.skip_bad)
     inputs = [preprocess_split(model, settings.data, split) for model in models]
     owners = torch.from_numpy(split.owners)
     options: dict[str, Any] = {"protocol": settings.protocol, "ties": settings.ties, "image_ids": coco_ids(split)}
@@ -71,6 +82,18 @@ def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
     return EvaluationResult(
         evaluation, file, f"{Path(settings.data).name} {settings.split}, {settings.protocol}", split.sides
     )
+
+
+def read_split(data: DataSet, name: str, models: Sequence[Retriever], *, skip_bad: bool) -> Split:
+    """The split; with `skip_bad` without what the models could not read, which is listed."""
+    data = select_splits(data, name.split("+"))
+    if skip_bad:
+        errors = ErrorPolicy(skip=True)
+        reads_pixels = [model.preprocessor.pixels is not None for model in models]
+        data = without_bad_images(data, errors) if any(reads_pixels) else data
+        data = data if all(reads_pixels) else without_bad_features(data, errors)
+        print_skipped(list(dict.fromkeys(data.skipped)))
+    return data.split(name)
 
 
 def preprocess_split(model: Retriever, name: str, split: Split) -> PairedData:

@@ -2,8 +2,10 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from tercet import runs
 from tercet.console import ConsoleProgress, print_lines
 from tercet.data.dataset import PairedData
 from tercet.data.formats import open_data
+from tercet.data.formats.columns import Columns
 from tercet.data.hard_negatives import (
     PAIRS,
     MinedTable,
@@ -29,7 +32,7 @@ from tercet.similarity import SplitScorer, split_scorer
 from tercet.storage import atomic_path, is_intact, seal, sha256_of
 from tercet.training import runtime
 from tercet.training.eval_loop import encode_split
-from tercet.training.evaluate_run import preprocess_split
+from tercet.training.evaluate_run import preprocess_split, read_split
 from tercet.training.settings import MineSettings
 from tercet.types import Sides
 
@@ -37,8 +40,17 @@ from tercet.types import Sides
 def mine_table(settings: MineSettings) -> MinedTable:
     """Mine a split, or open the table if it exists, and print what it holds."""
     retriever = load(settings.model)  # before the data, so that a wrong path fails at once
-    name, images, features = _dataset_of(settings)
-    data = preprocess_split(retriever, name, open_data(name, images=images, features=features).split(settings.split))
+    settings = _with_data(settings)
+    assert settings.data is not None
+    dataset = open_data(
+        settings.data,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
+    split = read_split(dataset, settings.split, [retriever], skip_bad=settings.skip_bad)
+    data = preprocess_split(retriever, settings.data, split)
     filters = FalseNegativeFilters(
         settings.filter_skip_top,
         settings.filter_near_duplicates,
@@ -69,15 +81,18 @@ def mine_table(settings: MineSettings) -> MinedTable:
     return table
 
 
-def _dataset_of(settings: MineSettings) -> tuple[str, Path | None, str | None]:
-    """(data, images, features): as given, else what the run was trained on."""
+def _with_data(settings: MineSettings) -> MineSettings:
+    """With the dataset as given, else that of the run, read as the run read it."""
     if settings.data is not None:
-        return settings.data, settings.images, settings.features
+        return settings
     if not (settings.model / runs.SETTINGS).exists():
         raise ValueError(f"{settings.model} is a saved model and does not name its dataset: give it as --data")
     saved = runs.read_settings(settings.model)
+    names = ("features", "skip_bad", "image_column", "caption_column", "split_column")
+    reading: dict[str, Any] = {name: getattr(settings, name) or saved.get(name) for name in names}
     images = settings.images or (None if saved.get("images") is None else Path(saved["images"]))
-    return str(saved["data"]), images, settings.features or saved.get("features")
+    reading["skip_bad"] = bool(reading["skip_bad"])
+    return replace(settings, data=str(saved["data"]), images=images, **reading)
 
 
 def table_of_epoch(

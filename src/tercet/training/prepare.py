@@ -15,15 +15,19 @@ import numpy as np
 import torch
 
 from tercet import runs
+from tercet.data.bad_items import without_bad_features, without_bad_images
 from tercet.data.dataset import DataSet, PairedData, Source, Split, paired
 from tercet.data.encoders.extract import encoders_of
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
-from tercet.data.formats.from_python import DataLike, register_data
+from tercet.data.formats.columns import Columns
+from tercet.data.formats.from_python import register_data
+from tercet.data.grades import grades_checksum
 from tercet.data.hard_negatives import filters_of, is_shortlisted, table_checksum
 from tercet.data.text.tokenized import TokenizedCaptions
 from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
+from tercet.data.textio import ErrorPolicy
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
 from tercet.in_memory import code_in_memory
 from tercet.inference import WEIGHTS, Preprocessor, Retriever, checksum_of_weights, load, tokenize
@@ -34,6 +38,8 @@ from tercet.models.parts.backbone import max_positions as max_positions_of
 from tercet.names import flag, is_in_memory, short_name, split_settings
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
+from tercet.objectives.base import TAKE_WEIGHTS
+from tercet.objectives.custom import CustomLoss
 from tercet.objectives.registry import spec_of
 from tercet.plugins import is_file_name, source_checksum
 from tercet.training.eval_loop import check_select_metric
@@ -61,6 +67,8 @@ class PreparedData:
     sizes: dict[str, Any]
     """Model settings that depend on the data."""
     preprocessor: Preprocessor
+    skipped: tuple[str, ...] = ()
+    """Every item that --skip-bad skipped, with the reason."""
 
     @cached_property
     def checksum(self) -> str:
@@ -198,12 +206,20 @@ def _refuse_unless_of_recipe(settings: TrainSettings, name: str, why: str) -> No
 
 def prepare_data(settings: TrainSettings) -> PreparedData:
     """Open the dataset and prepare it for the model of the settings."""
-    data = open_data(settings.data, images=settings.images, features=settings.features)
+    data = open_data(
+        settings.data,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
     name = _name_of_data(settings.data, data)
     system, model_settings = preset(settings.model)
     model_settings = model_settings | settings.model_settings
     spec = system_of(system).spec
     read_images, image_sizes, image_fields = _images(data, spec, model_settings, settings)
+    if settings.skip_bad:
+        data = (without_bad_images if "pixels" in image_fields else without_bad_features)(data, ErrorPolicy(skip=True))
     read_captions, caption_sizes, caption_fields = _captions(data, spec, model_settings, settings)
     if spec.image_texts:  # both towers read token ids, of one tokenizer
         read_images = _passages(data, spec, model_settings, caption_fields, settings)
@@ -224,6 +240,7 @@ def prepare_data(settings: TrainSettings) -> PreparedData:
         system,
         image_sizes | caption_sizes,
         Preprocessor(**image_fields | caption_fields, sides=data.sides),
+        tuple(data.skipped),
     )
 
 
@@ -233,15 +250,18 @@ def name_objects(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in OBJECTS:
         if name in given and given[name] is not None and not isinstance(given[name], (str, Path)):
             is_data = name == "data"
-            named[name] = name_data(given["data"], given.get("images")) if is_data else spec_of(given[name])
+            named[name] = name_data(given) if is_data else spec_of(given[name])
     return named
 
 
-def name_data(data: DataLike, images: str | Path | None) -> str:
-    """The data as text: a path, or the name of data that was given as an object."""
+def name_data(given: Mapping[str, Any]) -> str:
+    """The data of these settings as text: a path, or the name of data that was given as an object."""
+    data = given["data"]
     if isinstance(data, (str, Path)):
         return str(data)
-    return register_data(open_data(data, images=images))
+    columns = Columns(*(given.get(f"{kind}_column") for kind in ("image", "caption", "split")))
+    skip_bad = bool(given.get("skip_bad"))
+    return register_data(open_data(data, images=given.get("images"), skip_bad=skip_bad, columns=columns))
 
 
 def _name_of_data(given: str, data: DataSet) -> str:
@@ -275,7 +295,7 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
     if only_pixels or (vision_model is not None and model_settings.get("image_dim") is None and split.features is None):
         pixels = _transform(spec, vision_model, settings)
         if split.image_files is None:
-            raise ValueError(f"{data.path} has no image files, and {settings.model} reads pixels")
+            raise ValueError(f"{data.path}: {settings.model} reads pixels: {data.no_images or 'it has no image files'}")
 
         def read(split: Split) -> Source:
             assert split.image_files is not None
@@ -283,10 +303,9 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
 
         return read, {}, {"pixels": pixels}
     if split.features is None:
-        other = "text-towers" if data.sides.image_is_text else "on pixels"
-        raise ValueError(
-            f"{data.path} has no {data.sides.image} features: run `tercet features` first, or train {other}"
-        )
+        on_pixels = f", or train on pixels with --model-settings {spec.vision}=NAME" if spec.vision else ""
+        other = ", or train text-towers" if data.sides.image_is_text else on_pixels
+        raise ValueError(f"{data.path} has no {data.sides.image} features: run `tercet features` first{other}")
     if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
             f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
@@ -361,7 +380,8 @@ def _passages(
     return tokens
 
 
-NOT_HASHED = ("data", "images", "mined")  # paths; the run hash contains the checksums of their content
+# How the data is read: the run hash contains the checksums of its content.
+NOT_HASHED = ("data", "images", "mined", "grades", "skip_bad", "image_column", "caption_column", "split_column")
 
 
 def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
@@ -372,6 +392,11 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
     main = objective_for(settings.model, settings.objective, settings.objective_settings)
     warmup = _warmup_objective(settings)
     check_mined_settings(main, warmup, settings)
+    for each in (main, *([] if warmup is None else [warmup])):
+        if settings.grades is not None and not each.takes_grades:
+            raise ValueError(f"--grades: {each.name} does not define weights of positives; {TAKE_WEIGHTS} do")
+        if settings.queue_size is not None and isinstance(each, AOQ | CustomLoss):
+            raise ValueError(f"--queue-size: {each.name} cannot use it; objectives with rows as anchors can")
     source = _checksum_of_code(settings.objective)
     identity = identity_of(settings) | {
         "objective": main.name if source is None else settings.objective,
@@ -381,6 +406,7 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
         "learned_scale": takes_scale(settings.model, main.settings, settings.objective_settings),
         "pretrained": _pretrained_checksums(settings),
         "mined_checksum": None if settings.mined is None else table_checksum(Path(settings.mined)),
+        "grades_checksum": None if settings.grades is None else grades_checksum(Path(settings.grades)),
         "init_checksum": None if settings.init_from is None else _init_checksum(Path(settings.init_from)),
     }
     if is_in_memory(settings.objective):

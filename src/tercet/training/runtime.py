@@ -65,9 +65,9 @@ def select_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
-        raise ValueError(f"--device: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device must be cpu, cuda or cuda:N for the GPU N, got {name!r}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: no CUDA device is available")
+        raise ValueError("--device cuda: no CUDA device is available here; leave the setting out to train on the CPU")
     return device
 
 

@@ -44,8 +44,9 @@ class TrainSettings:
     """A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip) or a recipe (vsepp-f30k, scan-t2i-coco,
     ...). A recipe changes the defaults of the other settings: see `--model NAME --help`."""
     objective: str = "triplet-sh"
-    """Training objective by name, or your own as path/to/file.py:function. Settings may follow, for a function its
-    keyword parameters: nt-xent:temperature=0.05, mine.py:f:margin=0.3."""
+    """Training objective by name, a sum as "nt-xent + 0.1*cir/sig-ms", or your own as path/to/file.py:function.
+    Settings may follow a name, for a function its keyword parameters: nt-xent:temperature=0.05, mine.py:f:margin=0.3.
+    learn=temperature trains a setting with the model."""
     seed: int = 0
     """Random seed of initial weights, batch order and augmentation. Equal settings and seed give equal weights."""
 
@@ -60,6 +61,14 @@ class TrainSettings:
     """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
     images: Path | None = None
     """Folder of the image files, if it is not next to the dataset."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     train_split: str = "train"
     """Training split; + joins splits: train+restval is common for COCO."""
     validation_split: str = "val"
@@ -79,6 +88,10 @@ class TrainSettings:
     positives: Literal["ids", "diagonal"] = "ids"
     """Which pairs of a batch are positives. ids: all captions of an image. diagonal: only row i with column i, so that
     an image drawn twice is a negative of its own other caption, as in the published code."""
+    grades: str | None = None
+    """Weights of pairs, for objectives that take weights of positives: a text file with an image index, a caption index
+    and a weight from 0 to 1 per line, counted from 0 in the training split, or the folder with the human judgments of
+    Flickr8k. Pairs that it does not name keep the weight 1 or 0."""
     ignore_equal_text: bool = False
     """Ignore a pair (neither positive nor negative) if the caption has the same text as a caption of the image."""
     drop_regions: float = 0.0
@@ -116,6 +129,13 @@ class TrainSettings:
     list of images."""
     mined_draw: Literal["uniform", "normal", "similarity"] = "uniform"
     """Sampling distribution over the list: uniform, Gaussian around the middle, or softmax of similarity."""
+    queue_size: int | None = None
+    """Keep the last N image and caption embeddings as further negatives without a gradient, for dual encoders. Those
+    with the id of a query are ignored. None: off."""
+    queue_momentum: float | None = None
+    """Fill the queue with embeddings of a moving average of the weights, updated as momentum * average + (1 - momentum)
+    * weights after every step. None: with those of the model itself."""
+
     mined_as_candidates: bool = False
     """Append mined images and captions to the batch as additional negatives; works with any other objective of a dual
     encoder."""
@@ -222,6 +242,7 @@ MIN_VALUES = {
     "mine_every": 1,
     "lora": 1,
     "patience": 1,
+    "queue_size": 1,
 }
 CODE_SETTINGS = {"model": "model_source", "objective": "objective_source", "warmup_objective": "warmup_source"}
 """Settings that may name a Python file -> the key with its checksum in a run's settings.json."""
@@ -232,6 +253,7 @@ DERIVED_KEYS = (
     "model_source",
     "init_checksum",
     "mined_checksum",
+    "grades_checksum",
     "mined_again",
     "learned_scale",
     "pretrained",
@@ -358,6 +380,7 @@ def _check(settings: TrainSettings) -> None:
         raise ValueError(f"--decay must be above 0 and at most 1, got {settings.decay}")
     if settings.seed >= 2**63:
         raise ValueError(f"--seed must be below 2^63, got {settings.seed}")
+    _check_pairs(settings)
     _check_combinations(settings)
     _check_mined(settings)
 
@@ -384,6 +407,24 @@ def _check_mined(settings: TrainSettings) -> None:
                 raise ValueError(f"--mined-as-candidates cannot be combined with {flag(name)}: it needs paired rows")
         if settings.positives == "diagonal":
             raise ValueError("--mined-as-candidates needs --positives ids, got diagonal")
+
+
+def _check_pairs(settings: TrainSettings) -> None:
+    if settings.grades is not None and settings.positives == "diagonal":
+        raise ValueError("--grades needs --positives ids, got diagonal")
+    if settings.queue_momentum is not None:
+        if settings.queue_size is None:
+            raise ValueError("--queue-momentum needs --queue-size")
+        if not 0 <= settings.queue_momentum < 1:
+            raise ValueError(f"--queue-momentum must be at least 0 and below 1, got {settings.queue_momentum}")
+    if settings.queue_size is not None:
+        if settings.positives == "diagonal":
+            raise ValueError(
+                "--queue-size needs --positives ids, got diagonal: ids tell which entries belong to a query"
+            )
+        for name in ("grades", "ignore_equal_text"):
+            if getattr(settings, name):
+                raise ValueError(f"--queue-size cannot be combined with {flag(name)}: it is known within a batch only")
 
 
 def _check_combinations(settings: TrainSettings) -> None:
@@ -442,6 +483,14 @@ class EvaluateSettings:
     """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
     images: Path | None = None
     """Folder of the image files, if it is not next to the dataset."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
     explain_legacy: bool = False
     """Also print the numbers the original scripts would print, and how they differ."""
     out: Path = Path("evaluations")
@@ -472,6 +521,14 @@ class MineSettings:
     """Image features to use: NAME of {split}_NAME.npy in a precomp folder (default: ims), or regions for scenes."""
     images: Path | None = None
     """Folder of the image files, if it is not next to the dataset."""
+    skip_bad: bool = False
+    """Skip and list invalid captions, images and features instead of stopping at the first."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
 
     top_captions: int = 2000
     """Captions to keep per image."""

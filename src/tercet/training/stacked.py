@@ -49,7 +49,7 @@ from tercet.types import Batch
 EQUAL_IN_A_STACK = ("model", "model_settings", "precision", "device")
 DECIDE_THE_BATCHES = ("seed", "batch_size", "captions_per_image", "epoch_steps", "positives", "ignore_equal_text")
 NOT_IN_A_STACK = (
-    *("mined", "grad_cache", "grad_accum_steps", "compile", "frozen", "lora"),
+    *("mined", "grades", "queue_size", "grad_cache", "grad_accum_steps", "compile", "frozen", "lora"),
     *("caption_weight", "itm_weight"),
 )
 """Settings with which a run is trained alone, unless they have their defaults."""
@@ -62,12 +62,14 @@ Ended = Callable[[int, Trained | Exception], None]
 
 def stack_key(settings: TrainSettings, prepared: PreparedData) -> Hashable | None:
     """Runs on the same data with equal keys can be trained in one stack; None: this run is trained alone."""
-    names = [split_settings(name)[0] for name in (settings.objective, settings.warmup_objective) if name is not None]
+    objectives = [split_settings(name) for name in (settings.objective, settings.warmup_objective) if name is not None]
+    names, own_settings = [name for name, _ in objectives], [own for _, own in objectives]
     defaults = TrainSettings.__dataclass_fields__
     if (
         system_of(prepared.system) is not Heads
         or not all(_has_vectors(source) for source in (prepared.train.images, prepared.train.captions))
         or any(is_file_name(name) or is_in_memory(name) or make_objective(name).states for name in names)
+        or any("learn" in each for each in (settings.objective_settings, *own_settings))
         or any(getattr(settings, name) != defaults[name].default for name in NOT_IN_A_STACK)
         or settings.precision in HALF_PRECISION
     ):

@@ -18,8 +18,10 @@ from tercet.data.collate import SizeAugmentation, drop_regions
 from tercet.data.feature_array import BufferPool
 from tercet.interfaces import AuxiliaryLoss, GridEncoder, LogitScale, RetrievalModel
 from tercet.models import learns_scale, training_defaults
-from tercet.objectives import RowObjective, objective
+from tercet.names import is_sum
+from tercet.objectives import Composed, Queue, RowObjective, objective
 from tercet.objectives.aoq import AOQ
+from tercet.objectives.inputs import BatchFacts
 from tercet.training import runtime
 from tercet.training.aoq_step import MinedMembers, all_gather_mined
 from tercet.training.grad_cache import CachedEncoding, has_batch_norm, refuse_batch_norm
@@ -36,13 +38,26 @@ _BUFFERS = BufferPool()
 
 
 def objective_for(model: str, name: str, named: Named) -> RowObjective:
-    """Return the objective with the settings of the model's recipe that it has; `named` settings override them."""
-    defaults = objective(name, **named).settings
+    """Return the objective with the settings of the model's recipe that it has; `named` settings override them.
+
+    The terms of a sum have those of the recipe too; a learned scale of the model is not for them.
+    """
     recipe = training_defaults(model).get("objective_settings", {})
+    if is_sum(name):
+        terms = Composed.terms_of(objective(name, **named))
+        return Composed(tuple((weight, _with_recipe(term, recipe)) for weight, term in terms))
+    if named.get("learn") and learns_scale(model):
+        raise ValueError(f"learn={named['learn']}: {model} has a learned scale already, which replaces the temperature")
+    defaults = objective(name, **named).settings
     settings = {key: value for key, value in recipe.items() if key in defaults} | dict(named)
     if takes_scale(model, defaults, named):
         settings["temperature"] = 1.0
     return objective(name, **settings)
+
+
+def _with_recipe(term: RowObjective, recipe: Named) -> RowObjective:
+    settings = {key: recipe[key] for key in recipe if key in term.settings and key not in term.changed_settings}
+    return term.with_settings(**settings) if settings else term
 
 
 def takes_scale(model: str, settings: Mapping[str, Any], named: Named) -> bool:
@@ -88,8 +103,10 @@ class Outcome:
 class Step:
     """Adds the gradient of one batch to the `.grad` of the weights."""
 
-    def __init__(self, model: RetrievalModel, settings: TrainSettings) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, model: RetrievalModel, settings: TrainSettings, queue: Queue | None = None) -> None:
+        self.model, self.settings, self.queue = model, settings, queue
+        self.number = 0
+        """Of the training step, for an objective that asks for it."""
         wrap: Callable[[Any], Any] = torch.compile if settings.compile else lambda encode: encode
         self._encode_images, self._encode_captions = wrap(model.encode_images), wrap(model.encode_captions)
         self.auxiliary_weight = auxiliary_weight(model, settings)
@@ -145,22 +162,32 @@ class Step:
         self, objective: RowObjective, images: Tensor, captions: Tensor, batch: Batch, members: MinedMembers | None
     ) -> Float[Tensor, ""]:
         """Return the scalar whose backward is the pair gradient. Dot products may be streamed and all-gathered."""
-        has_pair_masks = batch.ignored is not None or batch.also_positive is not None
+        has_pair_masks = any(mask is not None for mask in (batch.ignored, batch.also_positive, batch.grades))
         if self.model.dot_product and not has_pair_masks:
             if members is not None and isinstance(objective, AOQ) and _fits_dense(images, captions):
                 return members.scalar(objective, images, captions, batch.positives())
             scale, bias = scale_and_bias(self.model, objective, self.settings.objective_settings)
             given: dict[str, Any] = {"image_ids": batch.image_ids, "caption_ids": batch.caption_ids}
             given |= {"scale": scale, "bias": bias} | ({} if members is None else {"mined": members.pair_rows()})
+            given |= {} if self.queue is None else {"queue": self.queue}
+            given |= {"step": self.number} if objective.asks else {}
             return objective(images, captions, **given)
         if runtime.world()[1] == 1:
-            similarity, positives = self._similarity(objective, images, captions), batch.positives()
+            similarity, positives = self._similarity(objective, images, captions), batch.weighted_positives()
+            if objective.asks:
+                objective = objective.given(facts_of(batch, images, captions, self.number))
             if members is not None and isinstance(objective, AOQ):
                 mined = self._scaled(objective, members.similarity(self.model, images, captions, positives))
                 return objective.on_similarity(similarity, positives, batch.ignored, mined=mined)
             return objective.on_similarity(similarity, positives, batch.ignored)
         if has_pair_masks:
-            raise ValueError("several processes support neither ignored pairs nor positives with different ids")
+            raise ValueError(
+                "several processes support neither ignored pairs, positives with different ids nor --grades"
+            )
+        if objective.asks:
+            raise ValueError(
+                f"{objective.name} asks for facts of the batch, which several processes do not gather here"
+            )
         # Each process compares its own images with the captions of all; the gathered rows are S.
         similarity = runtime.all_gather_items(self.model.similarity(images, runtime.all_gather_items(captions)))
         gathered_ids = [runtime.all_gather_items(ids) for ids in (batch.image_ids, batch.caption_ids)]
@@ -216,6 +243,11 @@ class Step:
         if self.settings.precision not in HALF_PRECISION:
             return nullcontext()
         return torch.autocast(items.device.type, dtype=HALF_PRECISION[self.settings.precision])
+
+
+def facts_of(batch: Batch, images: Tensor, captions: Tensor, number: int) -> BatchFacts:
+    """What a user's objective may ask for."""
+    return BatchFacts(batch.image_ids, batch.caption_ids, images.detach(), captions.detach(), number)
 
 
 def _encode_dropped_cells(model: GridEncoder, fraction: float, pixels: Tensor, lengths: Tensor | None) -> Tensor:

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import torch
 
 from tercet import runs
-from tercet.analysis.cocos import cocos
-from tercet.console import ConsoleProgress, RunProgress
+from tercet.analysis.cocos import cocos, cocos_with_queue
+from tercet.console import ConsoleProgress, RunProgress, print_skipped
 from tercet.data.collate import Collator, SizeAugmentation
 from tercet.data.dataset import PairedData
+from tercet.data.grades import Grades, read_grades
 from tercet.data.hard_negatives import MinedTable, open_mined
 from tercet.data.samplers import BatchIndices, EpochSampler
 from tercet.data.transforms import Pixels
@@ -31,8 +32,9 @@ from tercet.inference import WEIGHTS, as_safetensors
 from tercet.interfaces import Objective, RetrievalModel, TrainableBackbone
 from tercet.interrupt import Interrupt
 from tercet.models import preset
-from tercet.objectives import RowObjective
+from tercet.objectives import Queue, RowObjective
 from tercet.objectives.aoq import AOQ
+from tercet.objectives.streaming.tiles import EmbeddedBatch
 from tercet.storage import LOCK, atomic_write, changed_file, checksums_of, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
@@ -49,12 +51,13 @@ from tercet.training.monitor import (
     batch_triplets,
     not_finite_error,
 )
+from tercet.training.moving_average import MovingAverage
 from tercet.training.optim import freeze, make_optimizer, schedule
 from tercet.training.prepare import PreparedData, hash_identity, name_objects, prepare_data, resolve
 from tercet.training.report_to import Reports
 from tercet.training.runtime import select_device, to_device
 from tercet.training.settings import TrainSettings, train_settings
-from tercet.training.step import Outcome, Step, apply_scale, with_model_bias
+from tercet.training.step import Outcome, Step, apply_scale, facts_of, scale_and_bias, with_model_bias
 from tercet.training.trained import Trained
 from tercet.types import Batch
 
@@ -136,12 +139,19 @@ class ResolvedRun:
 def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -> ResolvedRun:
     """Raises before any work if a setting is wrong."""
     device = select_device(settings.device)
-    prepared = prepare_data(settings) if prepared is None else prepared
-    given, settings = settings.batch_size, prepared.fitted(settings)
-    notes: tuple[str, ...] = ()
-    if settings.batch_size < given:
-        notes = (f"the batch is all of the training split: {settings.batch_size} items, fewer than {given}",)
     main, warmup, identity = resolve(settings)
+    if prepared is None:
+        prepared = prepare_data(settings)
+        if runtime.is_main_process():
+            print_skipped(prepared.skipped)
+    notes: tuple[str, ...] = ()
+    fitted = prepared.fitted(settings)
+    if fitted != settings:
+        notes = (
+            f"the batch is all of the training split: {fitted.batch_size} items, fewer than {settings.batch_size}",
+        )
+        settings = fitted
+        main, warmup, identity = resolve(settings)
     prepared.check_effective(settings)
     if runtime.world()[1] > 1 and prepared.train.more_pairs is not None and settings.positives == "ids":
         sides = prepared.train.sides
@@ -274,7 +284,15 @@ class Loop:
         self.optimizer = make_optimizer(model, settings, self.objective_module)
         self.max_norm = math.inf if settings.grad_clip is None else settings.grad_clip
         self.parameters = [*model.parameters(), *self.objective_module.parameters()]
-        self.step, self.health, self.state = Step(model, settings), HealthMonitor(progress.log), TrainState()
+        self.queue = None if settings.queue_size is None else Queue(settings.queue_size)
+        if self.queue is not None and not model.dot_product:
+            raise ValueError("--queue-size is for dual encoders: the similarity must be a dot product")
+        self.average = None if settings.queue_momentum is None else MovingAverage(model, settings.queue_momentum)
+        self.step, self.health, self.state = (
+            Step(model, settings, self.queue),
+            HealthMonitor(progress.log),
+            TrainState(),
+        )
         # A recipe for pixels also runs on precomputed features, which cannot be cropped.
         crop = settings.crop if isinstance(self.data.images, Pixels) else "none"
         if settings.mined_as_candidates and not model.dot_product:
@@ -289,6 +307,7 @@ class Loop:
             diagonal=settings.positives == "diagonal",
             negative_sampler=None if mined is None else hard_negative_sampler(mined, self.data, settings, objectives),
             mined_as_candidates=settings.mined_as_candidates,
+            grades=_grades(settings, self.data),
         )
         self.sampler = EpochSampler(
             self.data.owners,
@@ -369,9 +388,12 @@ class Loop:
         """One update of the weights: similarity and gradient of every batch, then the optimizer."""
         began = time.perf_counter()
         self.optimizer.zero_grad()
+        outcomes, self.step.number = [], self.state.step
         scale = self.scaler.scale(torch.ones((), device=self.device)).item()  # 1 unless --precision fp16
         for batch, indices in work.batches:
             outcome = self.step(work.objective, batch, indices.seed, scale * work.ramp / len(work.batches))
+            if self.queue is not None:
+                outcomes.append((batch, outcome))
         self.stopping = self.interrupt.requested
         if self.processes > 1:  # all stop after the same step, though a signal reaches them at different moments
             self.stopping = runtime.average_gradients(self.model, self.stopping)
@@ -379,6 +401,18 @@ class Loop:
         self._unscale()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm).item()
         self.update(work, outcome, norm, began)
+        if self.queue is not None:
+            self._remember(self.queue, outcomes)
+
+    def _remember(self, queue: Queue, outcomes: Sequence[tuple[Batch, Outcome]]) -> None:
+        """Add the items of a step to the queue, as they were encoded or as the moving average encodes them."""
+        if self.average is not None:
+            self.average.update(self.model)
+        for batch, outcome in outcomes:
+            embeddings = outcome.images, outcome.captions
+            if self.average is not None:
+                embeddings = self.average.encode(batch)
+            queue.push(*embeddings, image_ids=batch.image_ids, caption_ids=batch.caption_ids)
 
     def _unscale(self) -> None:
         """Divide the gradients by the factor of the scaler, which avoids underflow in float16."""
@@ -496,6 +530,10 @@ class Loop:
             self.scaler.load_state_dict(checkpoint["scaler"])
             for part, saved in zip(self.objective_states, checkpoint["objective"], strict=True):
                 part.load_state_dict(saved)
+            if self.queue is not None:
+                self.queue.load_state_dict(checkpoint["queue"])
+            if self.average is not None:
+                self.average.model.load_state_dict(checkpoint["average"])
             self.state = TrainState(**checkpoint["state"])
             self.progress.log(f"resuming after step {self.state.step} of {self.total}")
         self.schedule = schedule(self.optimizer, self.settings, self.steps_per_epoch, self.state.step)
@@ -524,6 +562,10 @@ class Loop:
                 "scaler": self.scaler.state_dict(),
                 "state": asdict(self.state),
             }
+            if self.queue is not None:
+                checkpoint["queue"] = self.queue.state_dict()
+            if self.average is not None:
+                checkpoint["average"] = self.average.model.state_dict()
             save_state(self.folder / runs.STATE, self.state.step, checkpoint)
 
     def start_clock(self, spent: float = 0.0) -> None:
@@ -550,7 +592,9 @@ class Loop:
     def _log_cocos(self, objective: RowObjective, batch: Batch, outcome: Outcome, norm: float) -> None:
         """Log contributing-sample counts of this process's shard of the batch."""
         similarity = self.model.similarity(outcome.images, outcome.captions)
-        positives = batch.positives()
+        positives = batch.weighted_positives()
+        if objective.asks:
+            objective = objective.given(facts_of(batch, outcome.images, outcome.captions, self.state.step))
         monitor = objective.monitor(similarity, positives, batch.ignored).item()
         named = self.settings.objective_settings
         rescaled = apply_scale(similarity, self.model, objective, named).detach()
@@ -560,12 +604,19 @@ class Loop:
                 return  # mined members belong to captions of all processes, this similarity only to those of one
             mined = outcome.members.similarity(self.model, outcome.images, outcome.captions, positives)
             counted = objective.bind(mined)
-        counts = cocos(counted, rescaled, positives, ignored=batch.ignored)
+        if self.queue is None:
+            counts = cocos(counted, rescaled, positives, ignored=batch.ignored)
+        else:
+            scale, bias = scale_and_bias(self.model, objective, named)
+            ids = batch.image_ids, batch.caption_ids
+            embedded = EmbeddedBatch(outcome.images.double(), outcome.captions.double(), ids, scale, bias)
+            counts = cocos_with_queue(with_model_bias(objective, self.model, named), self.queue, embedded)
         self.status["monitor"] = f"{monitor:.3g}"
         self.health.check_step(similarity, monitor, sum(similarity.shape), objective.reduction, counts)
         if self.metrics is not None:
             line = {"step": self.state.step, "monitor": monitor, "scalar": outcome.scalar, "gradient_norm": norm}
-            self.metrics.append(line | {"cocos": counts})
+            learned = {"learned": objective.learned} if objective.learned else {}
+            self.metrics.append(line | learned | {"cocos": counts})
 
     def _log_triplets(self, batch: Batch, outcome: Outcome) -> None:
         """Log the triplets of an epoch's last batch, for the run's triplet diagram."""
@@ -573,6 +624,13 @@ class Loop:
             similarity = self.model.similarity(outcome.images, outcome.captions)
             triplets = batch_triplets(similarity, batch.positives(), batch.ignored)
             self.metrics.append({"step": self.state.step, "epoch": self.state.epoch + 1, "triplets": triplets})
+
+
+def _grades(settings: TrainSettings, data: PairedData) -> Grades | None:
+    if settings.grades is None:
+        return None
+    assert data.split is not None
+    return read_grades(Path(settings.grades), data.split)
 
 
 def unique_states(objectives: Sequence[RowObjective]) -> list[Any]:

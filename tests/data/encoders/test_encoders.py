@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tercet.data.encoders.registry import image_encoder, text_encoder
+from tercet.data.encoders.folded_efficientnet import folded, has_fused_convolution
+from tercet.data.encoders.registry import image_encoder, published_efficientnet, text_encoder
 
 TEXTS = ["a dog runs", "a cat", "two dogs run in the snow"]
 
@@ -29,6 +30,25 @@ def test_efficientnet_encodes_81_cells_or_their_mean(image_files):
     assert pooled.about != grid.about
     again = encode(pooled, image_files[:1])
     torch.testing.assert_close(again[0], vectors[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_folded_layers_equal_those_of_the_package(fused):
+    """BatchNorm folded into the convolutions, and each with its ReLU6 in one operation or in two."""
+    if fused and not has_fused_convolution():
+        pytest.skip("this PyTorch has no oneDNN")
+    model = published_efficientnet()
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():  # statistics of an untrained BatchNorm would hide an error of the folding
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean += 0.1 * torch.randn(module.running_mean.shape, generator=generator)
+    for side in (288, 72):
+        pixels = torch.randn(1, 3, side, side, generator=generator)
+        with torch.inference_mode():
+            expected = model.extract_features(pixels)
+            maps = folded(model, fused=fused)(pixels.contiguous(memory_format=torch.channels_last))
+        assert expected.std() > 0.1
+        torch.testing.assert_close(maps, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_efficientnet_uses_the_published_preprocessing(image_files):

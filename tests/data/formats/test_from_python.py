@@ -73,7 +73,7 @@ def test_hugging_face_datasets(files):
     paths = datasets.Dataset.from_dict(rows)
     parts = datasets.DatasetDict({"train": paths.select(range(4)), "test": paths.select(range(4, 6))})
     assert counts(tercet.open_data(parts)) == EXPECTED
-    with pytest.raises(ValueError, match="Dataset: expected the columns image and caption, got image"):
+    with pytest.raises(ValueError, match="Dataset: no caption column: the columns are image; name yours"):
         tercet.open_data(paths.remove_columns("captions"))
     with pytest.raises(ValueError, match="load it without streaming=True"):
         tercet.open_data(paths.to_iterable_dataset())

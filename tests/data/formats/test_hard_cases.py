@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tercet.data.dataset import DataSet, Split, without_bad_features
+from tercet.data.bad_items import without_bad_features
+from tercet.data.dataset import DataSet, Split
 from tercet.data.feature_array import FeatureArray
 from tercet.data.formats import open_data
 from tercet.data.formats.parquet import write_parquet
@@ -158,7 +159,7 @@ def test_no_file_in_a_folder_of_tables_or_lists_is_ignored(tmp_path):
     (tmp_path / "tables" / "test.CSV").write_text("image,caption\nb.jpg,two\n")
     assert list(open_data(tmp_path / "tables").splits) == ["train", "test"]
     (tmp_path / "tables" / "val.csv").write_text("img_file,caption\nb.jpg,two\n")
-    with pytest.raises(ValueError, match=r"val\.csv, line 1: expected a header"):
+    with pytest.raises(ValueError, match=r"val\.csv, line 1: no image column: the columns are img_file, caption;"):
         open_data(tmp_path / "tables")
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "m_train.json").write_text('[{"image": "a", "caption": "x"}]')

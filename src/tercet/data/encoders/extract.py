@@ -5,7 +5,6 @@ The manifest also tells which encoders to apply to raw texts and images for a mo
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +15,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tercet.console import SILENT, Progress
+from tercet.data.bad_items import without_bad_features, without_bad_images
 from tercet.data.collate import prefetch
-from tercet.data.dataset import DataSet, Split, subset, without_bad_features
+from tercet.data.dataset import DataSet, Split
 from tercet.data.encoders.registry import ImageEncoder, TextEncoder
 from tercet.data.formats import beir
 from tercet.data.formats.precomp import (
@@ -28,7 +28,7 @@ from tercet.data.formats.precomp import (
     write_rows,
     write_texts,
 )
-from tercet.data.image_io import ImageFiles, ImageSource, open_image
+from tercet.data.image_io import ImageFiles, content_checksum
 from tercet.data.samplers import by_length
 from tercet.data.textio import ErrorPolicy
 from tercet.interrupt import Interrupt
@@ -47,6 +47,7 @@ from tercet.storage import (
 
 PROGRESS = "progress.json"
 SOURCE = "source"  # manifest key: where the images are
+IMAGE_CHECKSUMS = "_image_checksums.txt"  # SHA-256 of the image file of each row
 IMAGE_BATCH_SIZE, TEXT_BATCH_SIZE = 8, 64
 FLUSH_INTERVAL = 16  # batches; kill -9 loses what was encoded since the last flush
 
@@ -70,6 +71,12 @@ def encoders_of(path: Path) -> Encoders:
     images, texts = (_about(content, key) for key in ("image_encoder", "text_encoder"))
     grid = str(images.get("output", "")).startswith(("grid", "81 cells"))
     return Encoders((_name(images), grid), _name(texts))
+
+
+def checksums_of_images(folder: Path, split: str) -> list[str]:
+    """The SHA-256 of the image file of each row of a split, as far as `tercet features` encoded images."""
+    file = folder / f"{PRECOMP_SPLIT_NAMES.get(split, split)}{IMAGE_CHECKSUMS}"
+    return file.read_text().split() if file.is_file() else []
 
 
 def _about(content: Any, key: str) -> dict[str, Any]:
@@ -105,7 +112,12 @@ def extract(
         raise ValueError(f"{target} already exists and is not a feature folder of Tercet; nothing is overwritten")
     if data.sides.image_is_text:
         return _extract_texts(data, target, texts, dtype, progress)
-    data = without_bad_images(data, errors, progress) if images is not None else without_bad_features(data, errors)
+    if images is not None:
+        if _is_complete(target, data, images, texts, dtype):
+            return False
+        data = without_bad_images(data, errors, progress)
+    else:
+        data = without_bad_features(data, errors)
     manifest = _manifest(data, images, texts, dtype)
 
     def write(unfinished: Path, position: "_ResumePosition") -> None:
@@ -132,6 +144,18 @@ def _write_folder(
         write(unfinished, _ResumePosition(unfinished / PROGRESS))
         (unfinished / PROGRESS).unlink(missing_ok=True)
         write_manifest(unfinished / MANIFEST, manifest | source | {CHECKSUMS: _checksums(unfinished)})
+    return True
+
+
+def _is_complete(target: Path, data: DataSet, images: ImageEncoder, texts: TextEncoder | None, dtype: str) -> bool:
+    """Whether the target holds the features of exactly this data: then its images were decoded before."""
+    if not target.exists() or any(split.image_files is None for split in data.splits.values()):
+        return False
+    try:
+        _check_manifest(_manifest(data, images, texts, dtype), target)
+    except ValueError:  # reported after the images are checked: a bad one may be why the data differs
+        return False
+    check_features(target)
     return True
 
 
@@ -178,6 +202,8 @@ def _extract_split(
     write_texts(stem, split, repeated=False)
     if images is not None:
         assert split.image_files is not None
+        checksums = (content_checksum(source).hex() for source in split.image_files)
+        Path(f"{stem}{IMAGE_CHECKSUMS}").write_text("".join(f"{checksum}\n" for checksum in checksums))
         batches = list(torch.arange(len(split.image_files)).split(IMAGE_BATCH_SIZE))
         encoded = _encoded_images(split.image_files, images)
         _fill(Path(f"{stem}_ims.npy"), len(split.image_files), batches, encoded, dtype, position, progress)
@@ -273,34 +299,6 @@ class _ResumePosition:
         with atomic_path(self.file) as temporary:
             temporary.write_text(json.dumps(self.done), encoding="utf-8")
             seal(temporary)
-
-
-def without_bad_images(data: DataSet, errors: ErrorPolicy, progress: Progress) -> DataSet:
-    """Decode every image and report those that cannot be decoded; skip them if `errors` skips."""
-
-    def decoding_error(image_file: ImageSource) -> str | None:
-        try:
-            open_image(image_file)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    splits = {}
-    for name, split in data.splits.items():
-        if split.image_files is None:
-            raise ValueError(f"{data.path}: no images of {name} to encode: pass the image folder with --images")
-        bar = progress.bar(f"checking images of {name}", len(split.image_files))
-        valid = []
-        for image, error in enumerate(prefetch(decoding_error, split.image_files, workers=os.cpu_count() or 1)):
-            bar.advance()
-            if error is None:
-                valid.append(image)
-            else:
-                errors.report(f"{name}, image {split.image_names[image]}", error)
-        splits[name] = split if len(valid) == len(split.image_files) else subset(split, np.array(valid, dtype=np.int64))
-        if not valid:
-            raise ValueError(f"{data.path}: none of the images of {name} can be read")
-    return DataSet(data.path, data.format, splits, errors.messages)
 
 
 def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | None, dtype: str) -> dict[str, Any]:

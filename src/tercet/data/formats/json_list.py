@@ -33,7 +33,7 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
             )
         _read_file(file, split or DEFAULT_SPLIT, builder)
     folder = ImageFolder(images, candidate_folders(path), builder.images())
-    return DataSet(path, "json-list", builder.splits(folder), errors.messages)
+    return DataSet(path, "json-list", builder.splits(folder), errors.messages, builder.no_images(folder))
 
 
 def _read_file(file: Path, split: str, builder: DatasetBuilder) -> None:

@@ -28,7 +28,7 @@ def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
     for index, record in enumerate(records):
         _add(builder, record, f"{path}, images[{index}]")
     folder = ImageFolder(images, candidate_folders(path), builder.images())
-    return DataSet(path, "karpathy", builder.splits(folder), errors.messages)
+    return DataSet(path, "karpathy", builder.splits(folder), errors.messages, builder.no_images(folder))
 
 
 def _add(builder: DatasetBuilder, record: Any, location: str) -> None:

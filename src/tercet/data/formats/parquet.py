@@ -26,6 +26,7 @@ from tercet.data.formats.builder import (
     outside,
     split_in_name,
 )
+from tercet.data.formats.columns import Columns, find_columns
 from tercet.data.formats.converted import conversion_of, converted_directory
 from tercet.data.image_io import ImageFile, ImageFiles, ImageSource
 from tercet.data.textio import ErrorPolicy
@@ -49,15 +50,16 @@ def files_of(path: Path) -> list[Path]:
     return [path] if path.suffix in SUFFIXES and path.is_file() else []
 
 
-def read(path: Path, images: Path | None, errors: ErrorPolicy) -> DataSet:
+def read(path: Path, images: Path | None, errors: ErrorPolicy, columns: Columns) -> DataSet:
     builder, stored = DatasetBuilder(errors), _Stored(images)
     for file in files_of(path):
-        _read_file(file, _split_of(file, path), builder, stored)
+        _read_file(file, _split_of(file, path), builder, stored, columns)
     folder = ImageFolder(images, candidate_folders(path), builder.images())
     if stored.image_files:
         folder.folder = None  # embedded images need no folder
+    no_images = "" if stored.image_files else builder.no_images(folder)
     splits = {name: stored.complete(name, split) for name, split in builder.splits(folder).items()}
-    return DataSet(path, "parquet", splits, errors.messages)
+    return DataSet(path, "parquet", splits, errors.messages, no_images)
 
 
 @dataclass(frozen=True)
@@ -137,21 +139,18 @@ class _Stored:
         return join([known[key] for key in keys])
 
 
-def _read_file(file: Path, split: str, builder: DatasetBuilder, stored: _Stored) -> None:
+def _read_file(file: Path, split: str, builder: DatasetBuilder, stored: _Stored, given: Columns) -> None:
     schema, groups = _schema(file)
     duplicate = next((name for name in schema.names if schema.names.count(name) > 1), None)
     if duplicate is not None:
         raise ValueError(f"{file}: duplicate column {duplicate}")
-    image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
-    caption = next((name for name in CAPTION_COLUMNS if name in schema.names), None)
-    if image is None or caption is None:
-        raise ValueError(f"{file}: expected the columns image and caption (or captions), got {', '.join(schema.names)}")
+    found = find_columns(schema.names, given, str(file), usual_images=IMAGE_COLUMNS, usual_captions=CAPTION_COLUMNS)
     columns = _Columns(
-        image,
-        caption,
-        name=next((name for name in NAME_COLUMNS if name in schema.names and name != image), None),
-        split="split" if "split" in schema.names else None,
-        embedded=_is_embedded(file, schema.field(image)),
+        found.image,
+        found.caption,
+        name=next((name for name in NAME_COLUMNS if name in schema.names and name != found.image), None),
+        split=found.split,
+        embedded=_is_embedded(file, schema.field(found.image)),
         # Columns of these names without the metadata were not written by Tercet.
         shapes={
             name: json.loads(schema.field(name).metadata[SHAPE])

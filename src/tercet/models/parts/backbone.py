@@ -128,7 +128,9 @@ def hugging_face_model(config: dict[str, Any] | str) -> Any:
     except pickle.UnpicklingError as error:
         raise ValueError(f"{config}: its weights are a pickle with code, which is not run") from error
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"no backbone {config!r}, neither on this machine nor on the hub: {error}") from error
+        raise ValueError(
+            f"no backbone {config!r}, neither on this machine nor on the hub: {str(error).splitlines()[0]}"
+        ) from error
     missing = sorted(report.get("missing_keys", ()))
     if any("pooler" not in key for key in missing):
         raise ValueError(f"{config}: weights are missing: {', '.join(missing)}")

@@ -17,6 +17,7 @@ from tercet.objectives.inputs import (
     Reduction,
     bounded_exp,
     query_weights,
+    top_negatives,
     uniform_query_weight,
 )
 from tercet.objectives.streaming.tiles import Tile, TiledSimilarity
@@ -193,6 +194,26 @@ class RunningRelative(RunningHardest):
         if self.settings.kind == "gap":
             mean = self.similarity - self.threshold - mean
         return torch.where(count > 0, mean, self.settings.empty)
+
+
+class RunningTop:
+    """The k most similar negatives so far of every anchor of one direction, in the order of their candidates in a tie.
+
+    Similarity -inf where an anchor has fewer.
+    """
+
+    def __init__(self, anchors: int, k: int, like: Tensor) -> None:
+        self.similarity = like.new_full((anchors, k), -torch.inf)
+        self.candidate = torch.zeros(anchors, k, dtype=torch.long, device=like.device)
+
+    def update(self, tile: Float[Tensor, "anchor candidate"], anchors: slice, first_candidate: int) -> None:
+        chosen = top_negatives(tile, self.similarity.shape[1]).nonzero()[:, 1].view(len(tile), -1)
+        before, candidates = self.similarity[anchors], self.candidate[anchors]
+        # Tiles come in ascending order: where similarities are equal, a lower column is a lower candidate.
+        similarity = torch.cat([before, tile.gather(1, chosen)], dim=1)
+        candidates = torch.cat([candidates, chosen + first_candidate], dim=1)
+        order = similarity.sort(dim=1, descending=True, stable=True).indices[:, : before.shape[1]]
+        self.similarity[anchors], self.candidate[anchors] = similarity.gather(1, order), candidates.gather(1, order)
 
 
 class RunningLogSumExp:

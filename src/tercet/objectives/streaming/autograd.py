@@ -116,6 +116,16 @@ class EmbeddingGradient:
         if self.total is not None:
             self.total += gradient.sum()
 
+    def add_products(self, other: "EmbeddingGradient", weight: float) -> None:
+        """Add weight x the gradient of another objective on the same batch."""
+        images, captions = other.products(self.images.new_tensor(weight))
+        if self._products is None:
+            self._products = images, captions
+        else:
+            self._products = self._products[0] + images, self._products[1] + captions
+        if self.total is not None and other.total is not None:
+            self.total += weight * other.total
+
     def products(self, factor: Tensor) -> tuple[Float[Tensor, "image dim"], Float[Tensor, "caption dim"]]:
         """Return factor x (G @ captions, G.T @ images). Call it once: the accumulated products are scaled in place."""
         terms = [(self._products[0].mul_(factor), self._products[1].mul_(factor))] if self._products else []

@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tercet.objectives import distributed
-from tercet.objectives.inputs import Rows, check_embeddings, ids_of_pairs, is_distributed, positives_from_ids
+from tercet.objectives.inputs import (
+    BatchFacts,
+    Rows,
+    check_embeddings,
+    ids_of_pairs,
+    is_distributed,
+    positives_from_ids,
+)
 from tercet.types import PairMask, Similarity
 
 TILE_SIZE = 1024  # 4 MB of float32: large enough for a fast matrix product, small enough for the CPU cache
@@ -87,18 +94,23 @@ class EmbeddedBatch:
         return positives_from_ids(*self.ids)
 
     def similarity(self) -> Similarity:
-        return self._scaled(self.images @ self.captions.T)
+        return self.scaled(self.images @ self.captions.T)
 
     def similarity_of(self, images: Float[Tensor, "pair dim"], captions: Float[Tensor, "pair dim"]) -> Tensor:
         """Similarity of image k with caption k."""
-        return self._scaled(torch.linalg.vecdot(images, captions))
+        return self.scaled(torch.linalg.vecdot(images, captions))
 
     def tiles(self) -> "TiledSimilarity":
         """S in tiles, detached from the autograd graph."""
         scale, bias = (factor.detach() if isinstance(factor, Tensor) else factor for factor in (self.scale, self.bias))
         return TiledSimilarity(self.images.detach(), self.captions.detach(), *self.ids, scale=scale, bias=bias)
 
-    def _scaled(self, product: Tensor) -> Tensor:
+    def facts(self, step: int | None) -> BatchFacts:
+        """What a user's function may ask for."""
+        return BatchFacts(*self.ids, self.images.detach(), self.captions.detach(), step)
+
+    def scaled(self, product: Tensor) -> Tensor:
+        """scale * product + bias."""
         product = product if self.scale is None else self.scale * product
         return product if self.bias is None else product + self.bias
 
@@ -191,6 +203,19 @@ class TiledSimilarity:
         buffer = self.pair_similarity.new_empty((images.stop - images.start) * len(self.captions))
         positives = positives_from_ids(self.image_ids[images], self.caption_ids)
         return Rows(self._product(images, slice(0, len(self.captions)), buffer), positives, ~positives)
+
+    def restarted(self) -> "TiledSimilarity":
+        """The same batch, for another objective: the tiles of the last walk were modified."""
+        return TiledSimilarity(
+            self.images,
+            self.captions,
+            self.image_ids,
+            self.caption_ids,
+            scale=self.scale,
+            bias=self.bias,
+            paired_by_rows=self.paired_by_rows,
+            tile_size=self.tile_size,
+        )
 
     def transposed(self) -> "TiledSimilarity":
         """The same batch with images and captions swapped."""

@@ -1,0 +1,35 @@
+"""A moving average of a model's weights, which encodes the entries of a queue (the momentum encoder of MoCo)."""
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tercet.interfaces import RetrievalModel
+from tercet.types import Batch
+
+
+class MovingAverage:
+    """average = momentum * average + (1 - momentum) * weights; buffers are those of the model."""
+
+    def __init__(self, model: RetrievalModel, momentum: float) -> None:
+        self.momentum, self.model = momentum, copy.deepcopy(model)
+        self.model.eval()
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self, model: RetrievalModel) -> None:
+        parameters = {name for name, _ in model.named_parameters()}
+        current = model.state_dict()
+        for name, average in self.model.state_dict().items():
+            if name in parameters:
+                average.lerp_(current[name], 1 - self.momentum)
+            else:
+                average.copy_(current[name])
+
+    @torch.no_grad()
+    def encode(self, batch: Batch) -> tuple[Float[Tensor, "image dim"], Float[Tensor, "caption dim"]]:
+        images = self.model.encode_images(batch.images, batch.image_lengths)
+        return images, self.model.encode_captions(batch.captions, batch.caption_lengths)
