@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tercet.data.encoders.folded_efficientnet import folded, published_efficientnet
 from tercet.data.encoders.hugging_face import PretrainedImages, PretrainedTexts
 from tercet.data.encoders.registry import SIDE, EfficientNetLite2, image_encoder, text_encoder
 from tercet.data.transforms import TransformSettings
@@ -161,7 +162,7 @@ def _head_images(retriever: Retriever, model: Heads, folder: Path) -> tuple[nn.M
             raise ValueError("heads that pool a grid with gpo cannot be exported to ONNX: those with mean can")
         mean, std = (127 / 255,) * 3, (128 / 255,) * 3
         write_image_processor(TransformSettings(SIDE, None, mean, std, "bilinear"), folder)
-        return _ProjectedImages(encoder.layers, model.image_head, grid=grid), SIDE
+        return _ProjectedImages(folded(published_efficientnet(), fused=False), model.image_head, grid=grid), SIDE
     if isinstance(encoder, PretrainedImages) and not grid:
         encoder.processor.save_pretrained(folder)
         network: Any = encoder.model
