@@ -15,9 +15,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tercet.data.encoders.folded_efficientnet import folded, published_efficientnet
+from tercet.data.encoders.folded_efficientnet import folded
 from tercet.data.encoders.hugging_face import PretrainedImages, PretrainedTexts
-from tercet.data.encoders.registry import SIDE, EfficientNetLite2, image_encoder, text_encoder
+from tercet.data.encoders.registry import (
+    SIDE,
+    EfficientNetLite2,
+    image_encoder,
+    published_efficientnet,
+    text_encoder,
+)
 from tercet.data.transforms import TransformSettings
 from tercet.exporting.pretrained_folders import (
     pads_to_maximum,
