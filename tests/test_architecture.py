@@ -29,10 +29,10 @@ MAY_IMPORT = {
     "objectives": BASE,
     "evaluation": BASE,
     "models": BASE | {"similarity", "recipes"},
-    "recipes": set(),
+    "recipes": {"hub"},
     "inference": BASE | {"data", "models", "similarity"},
     "legacy": BASE | {"objectives", "evaluation"},
-    "analysis": BASE | {"objectives", "evaluation", "legacy"},
+    "analysis": BASE | {"data", "objectives", "evaluation", "legacy"},
     "runs": BASE,
     "reporting": {"data", "runs"},
     "exporting": LIBRARY | {"runs"},
@@ -42,9 +42,11 @@ MAY_IMPORT = {
     "analysis.reports": LIBRARY | {"runs", "training", "comparison", "reporting"},
     "search": LIBRARY | {"runs", "training", "reporting"},
     "serve": LIBRARY | {"runs", "training", "reporting", "search"},
+    "fitting": LIBRARY | {"runs", "training", "comparison", "reporting", "search"},
     "integrations": LIBRARY | {"training"},
-    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "exporting"},
-    "api": {"data", "objectives", "training", "comparison"},
+    "cli": LIBRARY
+    | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "exporting", "fitting"},
+    "api": {"data", "objectives", "training", "comparison", "fitting"},
     "__main__": {"cli"},
 }
 SUBPARTS = {part for part in MAY_IMPORT if "." in part}

@@ -1,4 +1,4 @@
-"""Write src/tercet/api.py: the signatures of `tercet.train` and `tercet.compare` from the settings of the commands.
+"""Write src/tercet/api.py: the signatures of `tercet.train`, `tercet.compare` and `tercet.fit` from their settings.
 
 Run it after a change to a setting: `python tools/make_api.py`. tests/test_api.py fails until then.
 """
@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tercet.comparison.settings import COMMAND_LINE_ONLY, CompareSettings
+from tercet.fitting.settings import FitSettings
 from tercet.training.settings import TrainSettings
 
 TARGET = Path(__file__).parents[1] / "src" / "tercet" / "api.py"
@@ -36,7 +37,7 @@ DOCS = {
     "trust": "Python files that may be run although only config or init_from names them.",
 }
 
-HEADER = '''"""`tercet.train` and `tercet.compare`: the commands as functions, with every setting in the signature.
+HEADER = '''"""`tercet.train`, `tercet.compare` and `tercet.fit`: commands as functions, every setting in the signature.
 
 Written by tools/make_api.py from the settings of the commands: do not edit.
 """
@@ -54,6 +55,7 @@ from tercet.objectives.registry import ObjectiveLike
 
 if TYPE_CHECKING:
     from tercet.comparison.compare import Comparison
+    from tercet.fitting.run_fit import Fitted
     from tercet.training.trained import Trained
 
 P = ParamSpec("P")
@@ -191,7 +193,14 @@ def make() -> str:
         "Comparison",
         "`tercet compare` as a function; returns tables, tests and a summary, and `.save()` writes the report.",
     )
-    return f"{HEADER}\n\n{train}\n\n{compare}"
+    fit = function(
+        "fit",
+        FitSettings,
+        "tercet.fitting.run_fit:fit_with",
+        "Fitted",
+        "`tercet fit` as a function; returns the model, its metrics, the comparison and the index.",
+    )
+    return f"{HEADER}\n\n{train}\n\n{compare}\n\n{fit}"
 
 
 if __name__ == "__main__":

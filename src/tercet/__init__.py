@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from tercet import integrations, objectives, plugins
     from tercet.analysis.cocos import cocos
     from tercet.analysis.gradcheck import CheckReport, check_objective
-    from tercet.api import compare, train
+    from tercet.api import compare, fit, train
     from tercet.comparison.compare import Comparison
     from tercet.comparison.family import Significance, significance
     from tercet.data.dataset import DataSet
     from tercet.data.formats import open_data
     from tercet.evaluation import evaluate, evaluate_embeddings
     from tercet.exporting import export
+    from tercet.fitting.run_fit import Fitted
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
     from tercet.objectives import Queue, RowObjective, objective
@@ -27,6 +28,7 @@ __all__ = [
     "CheckReport",
     "Comparison",
     "DataSet",
+    "Fitted",
     "Queue",
     "Retriever",
     "RowObjective",
@@ -41,6 +43,7 @@ __all__ = [
     "evaluate",
     "evaluate_embeddings",
     "export",
+    "fit",
     "integrations",
     "load",
     "load_original",
@@ -58,6 +61,7 @@ _MODULES = {
     "CheckReport": "tercet.analysis.gradcheck",
     "Comparison": "tercet.comparison.compare",
     "DataSet": "tercet.data.dataset",
+    "Fitted": "tercet.fitting.run_fit",
     "Queue": "tercet.objectives",
     "Retriever": "tercet.inference",
     "RowObjective": "tercet.objectives",
@@ -72,6 +76,7 @@ _MODULES = {
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
     "export": "tercet.exporting",
+    "fit": "tercet.api",
     "integrations": "tercet",
     "load": "tercet.inference",
     "load_original": "tercet.inference",

@@ -1,4 +1,4 @@
-"""`tercet.train` and `tercet.compare`: the commands as functions, with every setting in the signature.
+"""`tercet.train`, `tercet.compare` and `tercet.fit`: commands as functions, every setting in the signature.
 
 Written by tools/make_api.py from the settings of the commands: do not edit.
 """
@@ -16,6 +16,7 @@ from tercet.objectives.registry import ObjectiveLike
 
 if TYPE_CHECKING:
     from tercet.comparison.compare import Comparison
+    from tercet.fitting.run_fit import Fitted
     from tercet.training.trained import Trained
 
 P = ParamSpec("P")
@@ -135,8 +136,8 @@ def train(
     Args:
         data (DataLike, default "scenes"): A path, scenes, an opened dataset, a DataFrame, a Hugging Face dataset or
             (image, caption) pairs.
-        model (str, default "heads"): A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip) or a recipe
-            (vsepp-f30k, scan-t2i-coco, ...).
+        model (str, default "heads"): A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip), a recipe
+            (vsepp-f30k, scan-t2i-coco, ...), or the folder or hub name of a CLIP or SigLIP.
         objective (ObjectiveLike, default "triplet-sh"): Objective by name, as file.py:function, or a function, a class
             or an object of `tercet.objectives`.
         seed (int, default 0): Random seed of initial weights, batch order and augmentation.
@@ -354,5 +355,41 @@ def compare(
         executor (str, default "local"): How the runs are carried out: local processes, or an executor of an installed
             package (`tercet list executors`).
         runs (str | Path, default "runs"): Folder for run folders, tables and the report.
+    """
+    raise AssertionError("`only_given` calls another function in its place")
+
+
+@only_given("tercet.fitting.run_fit:fit_with")
+def fit(
+    data: DataLike = "scenes",
+    *,
+    model: str | None = None,
+    minutes: float = 10.0,
+    objectives: ObjectiveLike | Sequence[ObjectiveLike] = ("nt-xent", "triplet-sh", "con/sig"),
+    image_encoder: str = "efficientnet-lite2",
+    text_encoder: str = "minilm",
+    images: str | Path | None = None,
+    skip_bad: bool = False,
+    processes: int | None = None,
+    runs: str | Path = "runs",
+) -> "Fitted":
+    """From data to a model and a search index: check, split, extract features or fine-tune, compare, evaluate, index.
+
+    `tercet fit` as a function; returns the model, its metrics, the comparison and the index.
+
+    Args:
+        data (DataLike, default "scenes"): A path, scenes, an opened dataset, a DataFrame, a Hugging Face dataset or
+            (image, caption) pairs.
+        model (str | None, default None): Folder or hub name of a CLIP or SigLIP: fine-tuned if the budget allows, else
+            with heads on its features. None: one in the local cache of the hub, or else the encoders below.
+        minutes (float, default 10.0): Budget of time, for everything.
+        objectives (ObjectiveLike | Sequence[ObjectiveLike], default ("nt-xent", "triplet-sh", "con/sig")): Objectives,
+            each as in `tercet.train`, or all; settings may follow: nt-xent:temperature=0.05.
+        image_encoder (str, default "efficientnet-lite2"): Frozen image encoder, without a CLIP or SigLIP.
+        text_encoder (str, default "minilm"): Frozen text encoder, without a CLIP or SigLIP.
+        images (str | Path | None, default None): Folder of image files, if it is not found next to the dataset.
+        skip_bad (bool, default False): Leave out and list what cannot be read, instead of stopping.
+        processes (int | None, default None): Number of processes that train in parallel. None: number of cores.
+        runs (str | Path, default "runs"): Folder for the plan, run folders, tables, the report and the index.
     """
     raise AssertionError("`only_given` calls another function in its place")

@@ -2,6 +2,7 @@
 connection. Code from the hub is never run.
 """
 
+import json
 import os
 import re
 import socket
@@ -14,6 +15,9 @@ from urllib.parse import urlsplit
 CONNECTION_TIMEOUT = 3.0  # seconds; the hub's own client tries again and again for minutes
 # Earlier ones name the parts of Swin otherwise, or prepare images only with torchvision.
 MINIMUM_TRANSFORMERS = "5.20.2"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+DUAL_ENCODERS = ("clip", "siglip")
 
 
 def transformers_for(what: str) -> ModuleType:
@@ -34,6 +38,29 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)[:3]]
 
 
+def is_pretrained(name: str) -> bool:
+    """Whether this is a folder of a Hugging Face model, or could be the name of one on the hub (org/model)."""
+    path = Path(name)
+    if path.exists():
+        return "model_type" in _local_config(path)
+    organization = name.partition("/")[0]
+    return HUB_NAME.fullmatch(name) is not None and path.suffix != ".py" and not Path(organization).exists()
+
+
+def is_siglip(name: str) -> bool:
+    """Whether a model that `is_pretrained` was trained with a sigmoid loss: by its configuration, or by its name."""
+    return "siglip" in str(_local_config(Path(name)).get("model_type", Path(name).name)).lower()
+
+
+def _local_config(folder: Path) -> dict[str, Any]:
+    """The configuration in the folder of a Hugging Face model; empty if it is none. A model of Tercet has a system."""
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) and "system" not in content else {}
+
+
 def hub_options(name: str) -> dict[str, Any]:
     """Options of `from_pretrained` for a folder or a name on the hub.
 
@@ -41,16 +68,38 @@ def hub_options(name: str) -> dict[str, Any]:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    if Path(name).exists() or any(os.environ.get(key) for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
-        return {}
-    if is_reachable():
+    if Path(name).exists():
         return {}
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return {"local_files_only": True}
+        return {} if is_reachable() else {"local_files_only": True}
+    if any(os.environ.get(key) for key in OFFLINE):
+        why = f"{' and '.join(key for key in OFFLINE if os.environ.get(key))} forbids asking the hub"
+    elif is_reachable():
+        return {}
+    else:
+        why = "the hub cannot be reached"
     raise ValueError(
-        f"{name!r} is neither a folder here nor in the local cache of Hugging Face models, and the hub cannot be "
-        "reached: give the path of a downloaded model"
+        f"{name!r} is neither a folder here nor in the local cache of Hugging Face models, and {why}: give the path of "
+        "a downloaded model"
     )
+
+
+def cached_dual_encoders() -> list[str]:
+    """CLIP and SigLIP models in the local cache of the hub, the smallest first."""
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+
+        cached = sorted(scan_cache_dir().repos, key=lambda repo: repo.size_on_disk)
+    except (ImportError, CacheNotFound, ValueError, OSError):
+        return []
+    names = []
+    for repo in cached:
+        snapshots = [revision.snapshot_path for revision in repo.revisions]
+        kinds = [str(_local_config(Path(folder)).get("model_type", "")) for folder in snapshots]
+        if repo.repo_type == "model" and any(kind in DUAL_ENCODERS for kind in kinds):
+            names.append(repo.repo_id)
+    return names
 
 
 def pretrained_config(name: str) -> Any:
@@ -79,6 +128,8 @@ def is_reachable() -> bool:
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)
+    if any(os.environ.get(key) for key in OFFLINE):
+        return False
     if any(os.environ.get(key) for key in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     try:

@@ -4,6 +4,7 @@ A saved model is a folder with `config.json`, `weights.safetensors` and a vocabu
 no code, but that of a file which the user trusts.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,9 +24,10 @@ from tercet.data.text.tokenized import TokenizedCaptions, pretrained_tokenizer, 
 from tercet.data.text.tokenizer import MAX_TOKENS, normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, import_vocabulary
 from tercet.data.textio import caption_error, read_json
-from tercet.data.transforms import TransformSettings, squash_transform
+from tercet.data.transforms import TransformSettings, pretrained_transform, squash_transform
+from tercet.hub import is_pretrained
 from tercet.interfaces import CaptionBatchSize, RetrievalModel, SystemSpec, TorchModule, TrainableBackbone
-from tercet.models import system_of
+from tercet.models import build, system_of
 from tercet.models.convert.state_dicts import EXTRA_WORDS, original_model
 from tercet.models.parts.backbone import image_size_of, max_positions
 from tercet.models.registry import Shapes, build_for_weights, stored_shapes
@@ -237,6 +239,17 @@ def checksum_of_weights(folder: Path) -> str:
     return sha256_of([folder / WEIGHTS])[:16]
 
 
+def checksum_of_model(path: str | Path, retriever: Retriever) -> str:
+    """What identifies the weights that were loaded from this path: of a model of Tercet, the checksum of their file."""
+    if (Path(path) / WEIGHTS).is_file():
+        return checksum_of_weights(Path(path))
+    digest = hashlib.sha256()
+    for name, weight in sorted(retriever.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
 def _check_texts(texts: Sequence[str]) -> None:
     if isinstance(texts, str):
         raise ValueError(f"embed_texts takes a list of texts, got a single text: write embed_texts([{texts!r}])")
@@ -262,7 +275,9 @@ def _evaluation_mode(model: TorchModule) -> Iterator[None]:
 
 
 def load(path: str | Path) -> Retriever:
-    """Load a saved model or a run, in evaluation mode. No code in the folder is executed.
+    """Load a saved model or a run, or a CLIP or SigLIP of Hugging Face as it is, in evaluation mode.
+
+    The latter is a folder or a name on the hub. No code in a folder or from the hub is executed.
 
     A model whose class is in a user's file (`mine.py:Class`) needs that file to be trusted: `--trust mine.py` on the
     command line, `tercet.plugins.trust(["mine.py"])` in Python.
@@ -270,6 +285,8 @@ def load(path: str | Path) -> Retriever:
     from safetensors.torch import load_file
 
     folder = Path(path)
+    if is_pretrained(str(path)):
+        return load_pretrained(str(path))
     if not (folder / CONFIG).is_file():
         raise ValueError(
             f"{folder}: not a saved model: {_what_it_is(folder)}expected a folder with {CONFIG} and {WEIGHTS}"
@@ -286,6 +303,12 @@ def load(path: str | Path) -> Retriever:
         raise ValueError(f"{folder / CONFIG}: not the configuration of a saved model: {error}") from error
     model.load_state_dict(load_file(folder / WEIGHTS))
     return Retriever(content["system"], model, preprocessor).eval()
+
+
+def load_pretrained(name: str) -> Retriever:
+    """A CLIP or SigLIP of Hugging Face with its weights, its tokenizer and its image preprocessing."""
+    model = build("clip", clip=name)
+    return Retriever("clip", model, Preprocessor(tokenizer=name, pixels=pretrained_transform(name))).eval()
 
 
 def _what_it_is(folder: Path) -> str:

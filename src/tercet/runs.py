@@ -107,9 +107,10 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _folder_part(name: str) -> str:
-    """A name as part of a folder's name; of `path/to/mine.py:name` without the path, of an object only its name."""
+    """A name as part of a folder's name; of a path only the last part, of an object only its name."""
     name = short_name(name) if is_in_memory(name) else name
-    name = Path(name).name if is_file_name(name) else name.replace("/", "+")
+    is_path = is_file_name(name) or Path(name).is_dir()
+    name = Path(name).name if is_path else name.replace("/", "+")
     return re.sub(r"[^\w.+-]+", "_", name)[:60]
 
 
@@ -230,6 +231,24 @@ def write_evaluation(root: Path, content: dict[str, Any], ranks: Mapping[str, np
     write_ranks(folder, ranks)
     write_json(folder / EVALUATION, content)
     return folder / EVALUATION
+
+
+def write_baseline(folder: Path, content: dict[str, Any], ranks: Mapping[str, np.ndarray]) -> None:
+    """Write what a baseline of comparisons reached, and the checksum of its ranks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_ranks(folder, ranks)
+    checksums = checksums_of(folder, [RANKS])
+    write_manifest(folder / EVALUATION, {"format_version": FORMAT_VERSION, CHECKSUMS: checksums} | content)
+
+
+def read_baseline(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """Return what `write_baseline` wrote; None if there is none, or if it is damaged: it is then made again."""
+    try:
+        content = checked_manifest(_read_json(folder / EVALUATION, folder), folder / EVALUATION, "")
+        check_checksums(folder, content.get(CHECKSUMS), folder / EVALUATION, "")
+        return content, read_ranks(folder)
+    except ValueError:
+        return None
 
 
 def write_comparison(folder: Path, content: dict[str, Any]) -> None:

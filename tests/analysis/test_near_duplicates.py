@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tercet.analysis.near_duplicates import hardest_is_duplicate, is_near_duplicate, words_of
+from tercet.analysis.near_duplicates import hardest_is_duplicate
+from tercet.data.text.word_sets import is_near_duplicate, words_of
 
 
 @pytest.mark.parametrize(

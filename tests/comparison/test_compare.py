@@ -285,7 +285,7 @@ def test_protocols_get_a_table_each_and_are_checked_before_training(tmp_path, co
     again = tercet.compare(objectives=("nt-xent",), protocols="custom", runs=comparison.settings.runs, **SMALL)
     default, custom = again.tables()[:2]
     assert custom.title.startswith("custom, ")
-    assert custom.rows == default.rows
+    assert custom.rows == [row for row in default.rows if row[0] != "cca"]
 
 
 def test_a_csv_of_images_in_one_call(tmp_path):

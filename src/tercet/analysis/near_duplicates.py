@@ -1,36 +1,14 @@
 """Near-duplicate captions: negatives that are probably false negatives."""
 
-import re
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from tercet.data.text.word_sets import Words, is_near_duplicate
 from tercet.objectives.inputs import as_rows, hardest_negative
 from tercet.types import PairMask, Similarity
-
-MIN_OVERLAP = 0.8  # Jaccard index of the word sets: shared words / all words of both
-
-Words = frozenset[str]
-
-
-def words_of(caption: str) -> Words:
-    """The set of lower-case words of a caption.
-
-    >>> sorted(words_of("A dog, a DOG's ball."))
-    ['a', 'ball', 'dog', 's']
-    """
-    return frozenset(re.findall(r"\w+", caption.lower()))
-
-
-def is_near_duplicate(one: Words, other: Words) -> bool:
-    """Whether two captions have nearly the same words (Jaccard index at least MIN_OVERLAP).
-
-    >>> is_near_duplicate(words_of("A dog runs on the grass"), words_of("a dog runs on grass."))
-    True
-    """
-    return bool(one or other) and len(one & other) >= MIN_OVERLAP * len(one | other)
 
 
 def hardest_is_duplicate(

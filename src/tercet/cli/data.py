@@ -1,4 +1,4 @@
-"""`tercet data inspect`, `tercet data convert` and `tercet features`."""
+"""`tercet data inspect`, `tercet data convert`, `tercet data split` and `tercet features`."""
 
 import sys
 from collections.abc import Sequence
@@ -13,13 +13,15 @@ from tercet.data.bad_items import without_bad_features
 from tercet.data.dataset import DataSet, limit_captions, select_splits
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
-from tercet.data.formats import butd, open_data
+from tercet.data.formats import butd, open_data, split_file
 from tercet.data.formats.columns import Columns
 from tercet.data.formats.converted import conversion_of, is_converted
 from tercet.data.formats.parquet import write_parquet
 from tercet.data.formats.precomp import write_precomp
+from tercet.data.formats.split_file import DataSource
 from tercet.data.inspect import DatasetSummary, summarise
-from tercet.data.settings import Convert, Features, Inspect
+from tercet.data.settings import Convert, Features, Inspect, MakeSplits
+from tercet.data.splitting import write_split_file
 from tercet.data.textio import ErrorPolicy
 
 ERRORS, FINDINGS = 1, 3  # exit codes; 2 is a wrong command
@@ -59,6 +61,29 @@ def convert(settings: Convert) -> None:
         total = sum(len(split.image_names) for split in data.splits.values())
         warnings = write(data, settings.target, progress.bar(f"writing {settings.to}", total))
     _report(f"Wrote {settings.target}", data.skipped, warnings)
+
+
+def split(settings: MakeSplits) -> None:
+    """Write a split file and print what is in it."""
+    target = settings.target
+    if target.suffix != ".json":
+        raise ValueError(f"{target}: a split file is JSON: give it a name that ends in .json")
+    generated = not Path(settings.path).exists()
+    path = settings.path if generated else str(Path(settings.path).resolve())
+    images = None if settings.images is None else str(settings.images.resolve())
+    columns = Columns.of(settings)
+    source = DataSource(path, settings.format, images, settings.skip_bad, vars(columns) if columns else None)
+    if target.exists():
+        if not split_file.recognise(target) or not split_file.is_made_of(target, source, settings.seed):
+            raise ValueError(f"{target} already exists and is something else; nothing is overwritten")
+        print_lines(f"{target} already holds these splits: {split_file.read_summary(target)}")
+        return
+    data = open_data(
+        settings.path, format=settings.format, images=settings.images, skip_bad=settings.skip_bad, columns=columns
+    )
+    with ConsoleProgress() as progress:
+        summary = write_split_file(target, data, source, settings.seed, progress, "; --skip-bad leaves them out")
+    _report(f"Wrote {target}: {summary}", split_file.read_skipped(target), [])
 
 
 def _open(settings: Inspect | Convert | Features, *, skip_bad: bool) -> DataSet:

@@ -131,6 +131,13 @@ def _compare(settings: Any) -> None:
         sys.exit(1)  # finished runs were compared, but scripts must notice the failed ones
 
 
+def _fit(settings: Any) -> None:
+    from tercet.console import terminal_console
+    from tercet.fitting.run_fit import run_fit
+
+    run_fit(settings, terminal_console(stderr=True)).print()
+
+
 def _train(settings: Any) -> None:
     from tercet.training.train import train_run
 
@@ -171,13 +178,15 @@ def _doctor(settings: Any) -> None:
 
 
 def _data(settings: Any) -> None:
-    from tercet.cli.data import convert, inspect
-    from tercet.data.settings import Inspect
+    from tercet.cli.data import convert, inspect, split
+    from tercet.data.settings import Convert, Inspect
 
     if isinstance(settings, Inspect):
         inspect(settings)
-    else:
+    elif isinstance(settings, Convert):
         convert(settings)
+    else:
+        split(settings)
 
 
 def _features(settings: Any) -> None:
@@ -248,6 +257,11 @@ def _export(settings: Any) -> None:
 
 
 COMMANDS = {
+    "fit": Command(
+        "from data to a model and a search index, within a budget of time: split, compare, train, evaluate, index",
+        _fit,
+        "tercet.fitting.settings:FitSettings",
+    ),
     "compare": Command(
         "train a grid of objectives x seeds and compare retrieval metrics, with significance tests",
         _compare,
@@ -274,9 +288,10 @@ COMMANDS = {
         "tercet.analysis.reports.settings:AnalyseSettings",
     ),
     "data": Command(
-        "inspect or convert a dataset (CSV, JSON, Parquet, precomputed features, ...)",
+        "inspect, split or convert a dataset (CSV, JSON, Parquet, precomputed features, ...)",
         _data,
-        "inspect=tercet.data.settings:Inspect convert=tercet.data.settings:Convert",
+        "inspect=tercet.data.settings:Inspect split=tercet.data.settings:MakeSplits "
+        "convert=tercet.data.settings:Convert",
     ),
     "features": Command(
         "extract features of a dataset with frozen encoders", _features, "tercet.data.settings:Features"

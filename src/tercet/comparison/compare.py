@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from tercet import runs
+from tercet.comparison.baselines import Baseline, baselines_note, find_baselines, with_baselines
 from tercet.comparison.executors import ENTRY_POINTS, EXECUTORS, Executor
 from tercet.comparison.family import Looks, Significance, pairs_table, with_marks
 from tercet.comparison.live_table import LiveTable, TrialsTable
@@ -17,8 +18,10 @@ from tercet.comparison.plan import (
     PreparedDatasets,
     Variant,
     batch_notes,
+    before_encoding,
     check_mined_tables,
     common_settings,
+    encodes,
     make_variants,
     plan_run,
     planned_together,
@@ -39,10 +42,12 @@ from tercet.comparison.results import (
     significance_of,
 )
 from tercet.comparison.settings import CompareSettings, make_settings
-from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, verdict
+from tercet.comparison.summary import Caution, cautions, fairness_note, methods, next_step, recommended, verdict
 from tercet.comparison.tuning import Search, check_tuning, tune, tuning_note, with_value, without_test
 from tercet.console import ConsoleProgress, print_skipped, progress_console, terminal_console
-from tercet.data.dataset import PairedData
+from tercet.data.dataset import DataSet, PairedData
+from tercet.data.formats import open_data
+from tercet.data.formats.columns import Columns
 from tercet.evaluation import evaluate_tiles, tiles_of_embeddings
 from tercet.evaluation.metrics import metric_names
 from tercet.inference import load
@@ -51,9 +56,10 @@ from tercet.objectives.registry import spec_of
 from tercet.plugins import find
 from tercet.reporting.output_formats import Table
 from tercet.reporting.svg_figure import Figure
+from tercet.training.automatic_splits import with_splits
 from tercet.training.eval_loop import EmbeddedSplit, encode_split, tiles_of
 from tercet.training.evaluate_run import coco_ids
-from tercet.training.prepare import name_data, run_id_of
+from tercet.training.prepare import name_data, resolve, run_id_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,6 +83,8 @@ class Comparison:
     embedded: "EmbeddedRuns"
     protocols: Mapping[str, Results]
     """The same runs, evaluated under named protocols."""
+    baselines: Sequence[Baseline]
+    """What no objective trained: a pretrained model as it is, or a linear baseline."""
 
     def __repr__(self) -> str:
         metric, order = self.settings.metric, self.significance.order
@@ -93,7 +101,8 @@ class Comparison:
         per_protocol = [
             recalls_table(results, order, f"{protocol}, {title}") for protocol, results in self.protocols.items()
         ]
-        return [with_marks(recalls_table(self.results, order, title), marks), *per_protocol, *goal_tables(self.results)]
+        recalls = with_baselines(with_marks(recalls_table(self.results, order, title), marks), self.baselines)
+        return [recalls, *per_protocol, *goal_tables(self.results)]
 
     @property
     def without_claim(self) -> list[str]:
@@ -153,6 +162,7 @@ class Comparison:
             "metric": self.settings.metric,
             "methods": self.methods,
             "results": {name: self._run_documents(name) for name in self.results.names()},
+            "baselines": [baseline.document() for baseline in self.baselines],
             "failures": [asdict(failure) for failure in self.results.failures],
             "cautions": [asdict(caution) for caution in self.cautions],
             "significance": self.significance.to_dict(),
@@ -241,20 +251,24 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         raise ValueError(f"--metric {settings.metric!r} cannot be tested{hint}; allowed: {', '.join(allowed)}")
     variants = make_variants(settings)
     _check_baseline(settings, variants)
-    common = common_settings(settings, prepare_features(settings, console))
-    prepared_datasets = prepare_all(variants, common)
-    print_skipped(list(dict.fromkeys(item for prepared in prepared_datasets.values() for item in prepared.skipped)))
-    runs.make_root(settings.runs)
-    for prepared in prepared_datasets.values():
-        held_out = len(prepared.held_out.images)
-        if held_out < 2:
-            raise ValueError(f"{settings.data}: significance tests need at least 2 held-out images, got {held_out}")
-    check_protocols(settings, prepared_datasets)
-    base_plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
-    check_mined_tables(base_plans.values(), prepared_datasets)
-    for note in batch_notes(common, prepared_datasets):
-        console.print(note, highlight=False, soft_wrap=True)
     make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
+    runs.make_root(settings.runs)
+    source, opened = with_splits(
+        settings.data,
+        settings.runs,
+        images=settings.images,
+        features=settings.features,
+        skip_bad=settings.skip_bad,
+        columns=Columns.of(settings),
+    )
+    if encodes(settings):  # what does not need the features is checked before they are computed
+        _plan(settings, variants, source, before_encoding(settings, opened))
+        source = prepare_features(settings, source, opened, console)
+        opened = open_data(source)
+    prepared_datasets, base_plans = _plan(settings, variants, source, opened)
+    print_skipped(list(dict.fromkeys(item for prepared in prepared_datasets.values() for item in prepared.skipped)))
+    for note in batch_notes(common_settings(settings, source), prepared_datasets):
+        console.print(note, highlight=False, soft_wrap=True)
     not_tuned = "--no-tune" if settings.no_tune else check_tuning(settings, prepared_datasets)
     plans: dict[str, PlannedRun] = base_plans
     tuned: dict[str, list[Search]] = {}
@@ -286,16 +300,23 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     models = list(dict.fromkeys(variant.model for variant in variants))
     data = short_name(settings.data) if is_in_memory(settings.data) else Path(settings.data).name
     folder_name = next(iter(prepared_datasets.values())).name
-    if common["data"] != settings.data:  # extracted features: the folder is named by what they were made of
+    if source != settings.data:  # features or a split file: the folder is named by what they were made of
         folder_name = Path(data).stem
     found = cautions(results, tuned)
     looks = _looks(settings, results, seeds) if settings.until_decided else None
+    baselines = find_baselines(base_plans, prepared_datasets) if results.names() else []
+    concluded = verdict(
+        results, significance, settings.metric, found=found, fairness=fairness, tuned=bool(tuned), looks=looks
+    )
+    if baselines:
+        leader = (recommended(significance, found) or list(significance.order))[0]
+        concluded += f" {baselines_note(results, baselines, settings.metric, leader)}"
     return Comparison(
         settings,
         f"{data}, {', '.join(models)}",
         results,
         significance,
-        verdict(results, significance, settings.metric, found=found, fairness=fairness, tuned=bool(tuned), looks=looks),
+        concluded,
         methods(results, significance, settings.metric, data=data, fairness=fairness, found=found, looks=looks),
         found,
         tuned,
@@ -303,7 +324,28 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         prepared_datasets,
         embedded,
         protocols,
+        baselines,
     )
+
+
+def _plan(
+    settings: CompareSettings, variants: Sequence[Variant], data: str, opened: DataSet
+) -> tuple[PreparedDatasets, dict[str, PlannedRun]]:
+    """The data of every model, and the first run of every variant. Wrong settings and unusable data raise here."""
+    common = common_settings(settings, data)
+    prepared_datasets = prepare_all(variants, common, opened)
+    for prepared in prepared_datasets.values():
+        held_out = len(prepared.held_out.images)
+        if held_out < 2:
+            raise ValueError(f"{settings.data}: significance tests need at least 2 held-out images, got {held_out}")
+    check_protocols(settings, prepared_datasets)
+    plans = {variant.name: plan_run(variant, 0, common, prepared_datasets) for variant in variants}
+    check_mined_tables(plans.values(), prepared_datasets)
+    for plan in plans.values():
+        resolve(plan.settings)
+        prepared_datasets[plan.variant.model].check_effective(plan.settings)
+    check_tuning(settings, prepared_datasets)
+    return prepared_datasets, plans
 
 
 def _looks(settings: CompareSettings, results: Results, reached: int) -> Looks:

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from tercet import runs
 from tercet.comparison.settings import CompareSettings
 from tercet.console import ConsoleProgress, print_skipped
+from tercet.data.dataset import DataSet
 from tercet.data.encoders.extract import extract
 from tercet.data.encoders.registry import image_encoder, text_encoder
-from tercet.data.formats import open_data
-from tercet.data.formats.columns import Columns
+from tercet.data.feature_array import FeatureArray
 from tercet.data.hard_negatives import HardNegativeSampler, MinedTable, open_mined
 from tercet.data.textio import ErrorPolicy
 from tercet.names import is_in_memory, short_name, split_settings, suggest
@@ -27,6 +28,7 @@ from tercet.objectives.aoq import AOQ
 from tercet.objectives.goal.cells import PAIR_WEIGHTS, TRIPLET_WEIGHTS
 from tercet.objectives.registry import OBJECTIVES
 from tercet.plugins import is_file_name
+from tercet.training.automatic_splits import stem_of
 from tercet.training.mine_run import filters_of_table
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.settings import (
@@ -213,39 +215,53 @@ class PlannedRun:
         return f"{self.name} lr {self.settings.learning_rate:g} {self.note}".rstrip()
 
 
-def prepare_features(settings: CompareSettings, console: Console) -> str:
-    """Extract features if an encoder is set, unless they are cached; return the data to train on.
+def encodes(settings: CompareSettings) -> bool:
+    return settings.image_encoder is not None or settings.text_encoder is not None
 
-    That is the data as given, or a folder of features next to the runs.
+
+def before_encoding(settings: CompareSettings, data: DataSet) -> DataSet:
+    """The dataset with features of one channel in place of those to come: what a run can refuse is known before them.
+
+    `ValueError` if there is nothing to encode.
     """
-    if settings.image_encoder is None and settings.text_encoder is None:
-        return settings.data
+    splits = {}
+    for name, split in data.splits.items():
+        images, captions = split.features, split.caption_features
+        if settings.image_encoder is not None:
+            if split.image_files is None:
+                raise ValueError(f"{data.path}: no images of {name} to encode: pass the image folder with --images")
+            images = _unknown_features(len(split.image_names))
+        elif data.sides.image_is_text and settings.text_encoder is not None:
+            images = _unknown_features(len(split.image_names))
+        if settings.text_encoder is not None:
+            captions = _unknown_features(len(split.texts))
+        splits[name] = replace(split, features=images, caption_features=captions)
+    return replace(data, splits=splits)
+
+
+def _unknown_features(count: int) -> FeatureArray:
+    return FeatureArray((np.broadcast_to(np.zeros((1, 1), dtype=np.float32), (count, 1)),), "features to come")
+
+
+def prepare_features(settings: CompareSettings, data: str, opened: DataSet, console: Console) -> str:
+    """Extract features into a folder next to the runs, unless they are there already; return that folder."""
     identity = {
-        "data": settings.data,
+        "data": data,
         "images": None if settings.images is None else str(settings.images),
         "features": settings.features,
         "image_encoder": settings.image_encoder or "none",
         "text_encoder": settings.text_encoder or "none",
     }
-    stem = settings.data.rstrip("/").rpartition("/")[2].partition(".")[0]
-    stem = short_name(settings.data).lower() if is_in_memory(settings.data) else stem
-    target = settings.runs / "features" / f"{stem}_{runs.run_hash(identity, '')}"
+    target = settings.runs / "features" / f"{stem_of(data)}_{runs.run_hash(identity, '')}"
     runs.make_root(target.parent)
-    if not target.exists():
-        console.print(f"extracting features of {settings.data} to {target}", highlight=False, soft_wrap=True)
     images = None if settings.image_encoder is None else image_encoder(settings.image_encoder)
     texts = None if settings.text_encoder is None else text_encoder(settings.text_encoder)
-    data = open_data(
-        settings.data,
-        images=settings.images,
-        features=settings.features,
-        skip_bad=settings.skip_bad,
-        columns=Columns.of(settings),
-    )
+    if not target.exists():
+        console.print(f"extracting features of {settings.data} to {target}", highlight=False, soft_wrap=True)
     errors = ErrorPolicy(skip=settings.skip_bad)
     with ConsoleProgress(console) as progress:
-        extract(data, target, images, texts, errors=errors, progress=progress, image_folder=settings.images)
-    print_skipped([*data.skipped, *errors.messages])
+        extract(opened, target, images, texts, errors=errors, progress=progress, image_folder=settings.images)
+    print_skipped([*opened.skipped, *errors.messages])
     return str(target)
 
 
@@ -267,10 +283,12 @@ def common_settings(settings: CompareSettings, data: str) -> dict[str, Any]:
     return common | ({} if epochs is None else {"epochs": epochs}) | train
 
 
-def prepare_all(variants: Sequence[Variant], common: Mapping[str, Any]) -> dict[str, PreparedData]:
-    """Open the data once per model."""
+def prepare_all(
+    variants: Sequence[Variant], common: Mapping[str, Any], data: DataSet | None = None
+) -> dict[str, PreparedData]:
+    """The data as each model reads it; opened once per model if it is not open already."""
     models = dict.fromkeys(variant.model for variant in variants)
-    return {model: prepare_data(train_settings({**common, "model": model})) for model in models}
+    return {model: prepare_data(train_settings({**common, "model": model}), data) for model in models}
 
 
 def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_datasets: PreparedDatasets) -> PlannedRun:

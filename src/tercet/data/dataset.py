@@ -200,6 +200,7 @@ def subset(split: Split, images: Int[np.ndarray, " kept"]) -> Split:
         caption_features=split.caption_features and split.caption_features.subset(captions),
         boxes=split.boxes and split.boxes.subset(images),
         truth=truth and (lambda i, c: truth(torch.from_numpy(images)[i], torch.from_numpy(captions)[c])),
+        find_images=split.find_images,
         image_texts=split.image_texts and tuple(split.image_texts[image] for image in images),
         caption_names=split.caption_names and tuple(split.caption_names[caption] for caption in captions),
         more_pairs=_kept_pairs(split.more_pairs, images, captions),

@@ -64,6 +64,34 @@ class Convert:
 
 
 @dataclass(frozen=True)
+class MakeSplits:
+    """Split a dataset by image into train, val and test (80/10/10), with copies and near-duplicates on one side.
+
+    Writes a split file, which can be given to every command in place of the dataset; the dataset is not changed. Equal
+    files, nearly equal images, equal captions and captions of nearly the same words stay together.
+    """
+
+    path: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="DATA")]]
+    """Dataset that `tercet data inspect` can read. If it has splits, they are kept, and only bad images left out."""
+    target: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUT.json")]]
+    """Split file to write."""
+    seed: int = 0
+    """Another seed gives other splits."""
+    images: Path | None = None
+    """Image folder, if it is not beside the data."""
+    format: str | None = None
+    """Format of the data, if several match: one of `tercet list formats`."""
+    image_column: str | None = None
+    """Column of the images in a CSV, TSV or Parquet file. None: image, filepath, filename or another usual name."""
+    caption_column: str | None = None
+    """Column of the captions. None: caption, text, title or another usual name."""
+    split_column: str | None = None
+    """Column of the splits. None: split, if there is one."""
+    skip_bad: bool = False
+    """Leave out and list invalid items instead of stopping."""
+
+
+@dataclass(frozen=True)
 class Features:
     """Extract features with frozen encoders into a precomp folder with a manifest.
 

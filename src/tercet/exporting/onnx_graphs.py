@@ -107,7 +107,7 @@ def _pooled(output: Any) -> Tensor:
 
 
 class _ProjectedImages(nn.Module):
-    """A frozen encoder and the image head. `grid`: the head pools the cells, all of them real."""
+    """The layers of a frozen encoder and the image head. `grid`: the head pools the cells, all of them real."""
 
     def __init__(self, network: Any, head: Head, *, grid: bool) -> None:
         super().__init__()
@@ -168,7 +168,8 @@ def _head_images(retriever: Retriever, model: Heads, folder: Path) -> tuple[nn.M
             raise ValueError("heads that pool a grid with gpo cannot be exported to ONNX: those with mean can")
         mean, std = (127 / 255,) * 3, (128 / 255,) * 3
         write_image_processor(TransformSettings(SIDE, None, mean, std, "bilinear"), folder)
-        return _ProjectedImages(folded(published_efficientnet(), fused=False), model.image_head, grid=grid), SIDE
+        layers = folded(published_efficientnet(), fused=False)  # the fused operation has no counterpart in ONNX
+        return _ProjectedImages(layers, model.image_head, grid=grid), SIDE
     if isinstance(encoder, PretrainedImages) and not grid:
         encoder.processor.save_pretrained(folder)
         network: Any = encoder.model

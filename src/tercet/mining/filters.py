@@ -1,17 +1,14 @@
 """False-negative filters: pairs excluded from mined lists. All are off by default, as published."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tercet.analysis.near_duplicates import MIN_OVERLAP, words_of
 from tercet.data.dataset import PairedData
+from tercet.data.text.word_sets import near_duplicate_pairs, words_of
 from tercet.similarity import SplitScorer
 
 TRUTH_BATCH_ENTRIES = 1 << 22
@@ -93,31 +90,10 @@ def near_duplicates(data: PairedData) -> Int[Tensor, " pair"]:
     images_of: list[list[int]] = [[] for _ in data.texts]
     for image, caption in data.pairs.tolist():
         images_of[caption].append(image)
-    similar = _similar_sets([words_of(text) for text in data.texts])
-    pairs = [image * len(data.owners) + other for one, other in similar for image in images_of[one]]
+    similar = list(near_duplicate_pairs([words_of(text) for text in data.texts]))
+    both = [*similar, *((other, one) for one, other in similar)]
+    pairs = [image * len(data.owners) + other for one, other in both for image in images_of[one]]
     return torch.tensor(pairs, dtype=torch.long)
-
-
-def _similar_sets(word_sets: Sequence[frozenset[str]]) -> Iterable[tuple[int, int]]:
-    """Yield (a, b) and (b, a) of sets whose intersection is at least MIN_OVERLAP of their union (prefix filtering)."""
-    frequency: dict[str, int] = defaultdict(int)
-    for words in word_sets:
-        for word in words:
-            frequency[word] += 1
-    sets_with: dict[str, list[int]] = defaultdict(list)
-    for index, words in enumerate(word_sets):
-        ordered = sorted(words, key=lambda word: (frequency[word], word))
-        # Two sets that overlap enough share a word of their prefixes of rarest words: the rest alone is too small.
-        prefix = ordered[: len(ordered) - int(np.ceil(MIN_OVERLAP * len(ordered))) + 1]
-        compared: set[int] = set()
-        for word in prefix:
-            for other in sets_with[word]:
-                if other not in compared:
-                    compared.add(other)
-                    if len(words & word_sets[other]) >= MIN_OVERLAP * len(words | word_sets[other]):
-                        yield index, other
-                        yield other, index
-            sets_with[word].append(index)
 
 
 def known_pairs(data: PairedData) -> Int[Tensor, " pair"]:

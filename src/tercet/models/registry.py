@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from tercet.hub import is_pretrained
 from tercet.interfaces import LogitScale, RetrievalModel, System, SystemSpec, TorchModule
 from tercet.models.bfan import BFAN
 from tercet.models.clip import CLIP
@@ -28,7 +29,7 @@ from tercet.models.vsrn import VSRN
 from tercet.models.xvlm import XVLM
 from tercet.names import suggest
 from tercet.plugins import from_entry_point, from_file, installed, is_file_name
-from tercet.recipes import RECIPES, TRAINING
+from tercet.recipes import RECIPES, TRAINING, recipe_of
 
 SIZE_SETTINGS = ("vocab_size", "layers", "caption_length")  # besides those that end in dim
 MAX_SIZE = 10_000_000
@@ -59,9 +60,13 @@ def model_names() -> list[str]:
 
 
 def preset(name: str) -> tuple[str, dict[str, Any]]:
-    """System name and model settings of a published recipe, or of a system with its defaults."""
+    """System name and model settings of a published recipe, of a CLIP or SigLIP on disk or on the hub, or of a system
+    with its defaults.
+    """
     if name in SYSTEMS or is_file_name(name) or (name in installed(ENTRY_POINTS) and name not in RECIPES):
         return name, {}
+    if name not in RECIPES and is_pretrained(name):
+        return "clip", {"clip": name}
     if name not in RECIPES:
         known = model_names()
         raise ValueError(f"no model {name!r}{suggest(name, known)}; known: {', '.join(known)}")
@@ -94,8 +99,9 @@ def learns_scale(name: str) -> bool:
 
 def training_defaults(name: str, training_round: int = 1) -> dict[str, Any]:
     """Training settings of a system or recipe: those of the paper, or of the model's own `spec`."""
-    if name in SYSTEMS or name in RECIPES:
-        return TRAINING[training_round][name]
+    recipe = recipe_of(name)
+    if recipe is not None:
+        return TRAINING[training_round][recipe]
     return dict(system_of(name).spec.training)
 
 

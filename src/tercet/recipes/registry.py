@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tercet.hub import is_pretrained, is_siglip
 from tercet.recipes import bfan, clip, heads, scan, text_towers, vse_infinity, vsepp, vsrn, xvlm
 from tercet.recipes.base import Recipe
 
@@ -35,3 +36,10 @@ TRAINING: dict[int, dict[str, dict[str, Any]]] = {
     },
 }
 """Training round -> system or recipe -> training settings. Round 2 is AOQ's."""
+
+
+def recipe_of(name: str) -> str | None:
+    """The name whose training settings a model has: its own, or those of CLIP or SigLIP for one of Hugging Face."""
+    if name in _FIRST_ROUND:
+        return name
+    return ("siglip-b16" if is_siglip(name) else "clip") if is_pretrained(name) else None

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from PIL import Image
 
-from tercet.inference import Retriever, checksum_of_weights, load
+from tercet.inference import Retriever, checksum_of_model, load
 from tercet.interfaces import AttentionMap
 from tercet.search.index import Index, open_index
 from tercet.search.metadata import Item
@@ -64,7 +64,7 @@ class Searcher:
         index = open_index(folder)
         path = Path(model or index.manifest["model"]["path"])
         retriever = load(path)
-        if checksum_of_weights(path) != index.manifest["model"]["weights"]:
+        if checksum_of_model(path, retriever) != index.manifest["model"]["weights"]:
             raise ValueError(f"{path} is not the model that {folder} was built with; give that model with --model")
         return cls(index, retriever)
 

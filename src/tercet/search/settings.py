@@ -16,7 +16,7 @@ class IndexSettings:
     """
 
     model: tyro.conf.Positional[Path]
-    """Run folder or saved model that takes images."""
+    """Run folder or saved model that takes images; or a CLIP or SigLIP of Hugging Face, by folder or name, as it is."""
     images: str = "."
     """Folder of images, searched recursively, or a dataset that `tercet data inspect` reads, with its captions; for a
     model of two texts, a dataset with the passages."""

@@ -20,7 +20,7 @@ from tercet.data.formats.columns import Columns
 from tercet.data.textio import ErrorPolicy
 from tercet.data.transforms import Pixels
 from tercet.evaluation import Evaluation, evaluate_tiles, mean_of_tiles
-from tercet.inference import Retriever, checksum_of_weights, load, tokenize
+from tercet.inference import Retriever, checksum_of_model, load, tokenize
 from tercet.training.eval_loop import check_reranking, encode_split, evaluate_reranked, rerank_split, tiles_of
 from tercet.training.settings import EvaluateSettings
 from tercet.types import Sides
@@ -70,7 +70,7 @@ def evaluate_models(settings: EvaluateSettings) -> EvaluationResult:
         "ties": settings.ties,
         "rerank": settings.rerank,
         "models": [folder.resolve().name for folder in settings.models],
-        "weights": [checksum_of_weights(folder) for folder in settings.models],
+        "weights": [checksum_of_model(*each) for each in zip(settings.models, models, strict=True)],
         "data": Path(settings.data).name,
         "split": settings.split,
         "images": len(split.image_names),

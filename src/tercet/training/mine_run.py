@@ -24,7 +24,7 @@ from tercet.data.hard_negatives import (
     is_shortlisted,
     open_mined,
 )
-from tercet.inference import checksum_of_weights, load
+from tercet.inference import checksum_of_model, load
 from tercet.interfaces import RetrievalModel
 from tercet.mining.filters import FalseNegativeFilters
 from tercet.mining.mine import MiningConfig, mine
@@ -63,7 +63,7 @@ def mine_table(settings: MineSettings) -> MinedTable:
     shortlist = None if settings.shortlist is None else open_mined(settings.shortlist, data)
     model = {
         "system": retriever.system,
-        "weights": checksum_of_weights(settings.model),
+        "weights": checksum_of_model(settings.model, retriever),
         "data_checksum": data.checksum()[:16],
     }
     with ConsoleProgress() as progress:

@@ -29,6 +29,7 @@ from tercet.data.text.tokenizer import normalize_caption
 from tercet.data.text.vocabulary import Vocabulary, build_vocabulary
 from tercet.data.textio import ErrorPolicy
 from tercet.data.transforms import Pixels, TransformSettings, pretrained_transform, squash_transform
+from tercet.hub import is_pretrained
 from tercet.in_memory import code_in_memory
 from tercet.inference import WEIGHTS, Preprocessor, Retriever, checksum_of_weights, load, tokenize
 from tercet.interfaces import GridEncoder, RetrievalModel, SystemSpec, TrainableBackbone
@@ -204,9 +205,9 @@ def _refuse_unless_of_recipe(settings: TrainSettings, name: str, why: str) -> No
         raise ValueError(f"{flag(name)} {value} would do nothing for {settings.model}: {why}")
 
 
-def prepare_data(settings: TrainSettings) -> PreparedData:
-    """Open the dataset and prepare it for the model of the settings."""
-    data = open_data(
+def prepare_data(settings: TrainSettings, data: DataSet | None = None) -> PreparedData:
+    """Open the dataset, unless it is open already, and prepare it for the model of the settings."""
+    data = data or open_data(
         settings.data,
         images=settings.images,
         features=settings.features,
@@ -387,7 +388,7 @@ NOT_HASHED = ("data", "images", "mined", "grades", "skip_bad", "image_column", "
 def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None, dict[str, Any]]:
     """Return the objective, the warmup objective, and everything that defines the run, ready for JSON."""
     check_select_metric(settings.select_metric)
-    if settings.model.endswith("-finetuned") and settings.init_from is None:
+    if settings.model.endswith("-finetuned") and settings.init_from is None and not is_pretrained(settings.model):
         raise ValueError(f"{settings.model} is a second stage: --init-from must name the run of the first stage")
     main = objective_for(settings.model, settings.objective, settings.objective_settings)
     warmup = _warmup_objective(settings)
@@ -437,6 +438,8 @@ def hash_identity(identity: dict[str, Any], prepared: PreparedData) -> str:
     for name in CODE_SETTINGS:  # the checksum of a file is part of the hash, its place is not
         if isinstance(hashed.get(name), str) and is_file_name(hashed[name]):
             hashed[name] = Path(hashed[name]).name
+    if is_pretrained(identity["model"]):  # `pretrained` has the checksum of the files in a folder
+        hashed["model"] = Path(identity["model"]).name
     return runs.run_hash(hashed, prepared.checksum)
 
 

@@ -13,7 +13,7 @@ import tyro
 
 from tercet.names import coerce, flag, parse_overrides, split_settings, suggest
 from tercet.plugins import check_trusted, installed, is_file_name, trust
-from tercet.recipes import TRAINING
+from tercet.recipes import TRAINING, recipe_of
 
 NamedValues = Annotated[
     dict[str, Any],
@@ -41,8 +41,9 @@ class TrainSettings:
     """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes, the generated dataset
     (scenes:500 for 500 training images)."""
     model: str = "heads"
-    """A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip) or a recipe (vsepp-f30k, scan-t2i-coco,
-    ...). A recipe changes the defaults of the other settings: see `--model NAME --help`."""
+    """A system (heads, vsepp, vsrn, vse-infinity, scan, bfan, xvlm, clip), a recipe (vsepp-f30k, scan-t2i-coco, ...),
+    or the folder or hub name of a CLIP or SigLIP. A recipe changes the defaults of the other settings: see `--model
+    NAME --help`."""
     objective: str = "triplet-sh"
     """Training objective by name, a sum as "nt-xent + 0.1*cir/sig-ms", or your own as path/to/file.py:function.
     Settings may follow a name, for a function its keyword parameters: nt-xent:temperature=0.05, mine.py:f:margin=0.3.
@@ -240,9 +241,9 @@ MIN_VALUES = {
     "ramp_epoch": 0,
     "mined_top": 1,
     "mine_every": 1,
+    "queue_size": 1,
     "lora": 1,
     "patience": 1,
-    "queue_size": 1,
 }
 CODE_SETTINGS = {"model": "model_source", "objective": "objective_source", "warmup_objective": "warmup_source"}
 """Settings that may name a Python file -> the key with its checksum in a run's settings.json."""
@@ -291,7 +292,8 @@ def _training_values(model: str, training_round: int) -> dict[str, Any]:
         from tercet.models import training_defaults  # imports torch: only for models from outside
 
         return training_defaults(model)
-    return TRAINING[2 if training_round == 2 else 1].get(model, {})
+    recipe = recipe_of(model)
+    return {} if recipe is None else TRAINING[2 if training_round == 2 else 1][recipe]
 
 
 def defaults_for(arguments: Sequence[str]) -> TrainSettings:
@@ -466,7 +468,7 @@ class EvaluateSettings:
     """
 
     models: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN|MODEL ...")]]
-    """Run folders or saved models."""
+    """Run folders or saved models; or a CLIP or SigLIP of Hugging Face, by folder or name, as it is."""
     data: str
     """Dataset: a file or folder in any format that `tercet data inspect` reads, or scenes."""
     protocol: Literal["flickr-1k", "coco-5k", "coco-1k", "eccv-caption", "cxc", "custom"] = "custom"

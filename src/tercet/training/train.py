@@ -24,6 +24,7 @@ from tercet.analysis.cocos import cocos, cocos_with_queue
 from tercet.console import ConsoleProgress, RunProgress, print_skipped
 from tercet.data.collate import Collator, SizeAugmentation
 from tercet.data.dataset import PairedData
+from tercet.data.formats.columns import Columns
 from tercet.data.grades import Grades, read_grades
 from tercet.data.hard_negatives import MinedTable, open_mined
 from tercet.data.samplers import BatchIndices, EpochSampler
@@ -38,6 +39,7 @@ from tercet.objectives.streaming.tiles import EmbeddedBatch
 from tercet.storage import LOCK, atomic_write, changed_file, checksums_of, exclusive_lock
 from tercet.training import runtime
 from tercet.training.aoq_step import hard_negative_sampler
+from tercet.training.automatic_splits import with_splits
 from tercet.training.checkpoint import newest_state, owned, save_state, state_at
 from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
@@ -139,19 +141,26 @@ class ResolvedRun:
 def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -> ResolvedRun:
     """Raises before any work if a setting is wrong."""
     device = select_device(settings.device)
-    main, warmup, identity = resolve(settings)
     if prepared is None:
-        prepared = prepare_data(settings)
+        resolve(settings)  # before the data is opened
+        data, opened = with_splits(
+            settings.data,
+            settings.runs,
+            images=settings.images,
+            features=settings.features,
+            skip_bad=settings.skip_bad,
+            columns=Columns.of(settings),
+        )
+        if data != settings.data:  # a split file, which knows the columns
+            settings = replace(settings, data=data, image_column=None, caption_column=None, split_column=None)
+        prepared = prepare_data(settings, opened)
         if runtime.is_main_process():
             print_skipped(prepared.skipped)
+    given, settings = settings.batch_size, prepared.fitted(settings)
     notes: tuple[str, ...] = ()
-    fitted = prepared.fitted(settings)
-    if fitted != settings:
-        notes = (
-            f"the batch is all of the training split: {fitted.batch_size} items, fewer than {settings.batch_size}",
-        )
-        settings = fitted
-        main, warmup, identity = resolve(settings)
+    if settings.batch_size < given:
+        notes = (f"the batch is all of the training split: {settings.batch_size} items, fewer than {given}",)
+    main, warmup, identity = resolve(settings)
     prepared.check_effective(settings)
     if runtime.world()[1] > 1 and prepared.train.more_pairs is not None and settings.positives == "ids":
         sides = prepared.train.sides

@@ -25,10 +25,11 @@ from tercet.analysis.diagnostics.measurements import (
     skewness,
     spread,
 )
-from tercet.analysis.near_duplicates import Words, hardest_is_duplicate, words_of
+from tercet.analysis.near_duplicates import hardest_is_duplicate
 from tercet.analysis.reports.loaded_run import SEED, LoadedRun
 from tercet.data.dataset import PairedData, Source
 from tercet.data.samplers import seeded
+from tercet.data.text.word_sets import Words, words_of
 from tercet.evaluation import evaluate_tiles
 from tercet.evaluation.blocked_similarity import Tiles
 from tercet.training.eval_loop import Encoded, tiles_of

@@ -18,7 +18,7 @@ from tercet.console import SILENT, Progress
 from tercet.data.bad_items import without_bad_features, without_bad_images
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split
-from tercet.data.encoders.registry import ImageEncoder, TextEncoder
+from tercet.data.encoders.registry import FolderEncoder, ImageEncoder, TextEncoder
 from tercet.data.formats import beir
 from tercet.data.formats.precomp import (
     MANIFEST,
@@ -70,7 +70,16 @@ def encoders_of(path: Path) -> Encoders:
     content = features_manifest(path) if (path / MANIFEST).is_file() else {}
     images, texts = (_about(content, key) for key in ("image_encoder", "text_encoder"))
     grid = str(images.get("output", "")).startswith(("grid", "81 cells"))
-    return Encoders((_name(images), grid), _name(texts))
+    folders = _about(content, SOURCE)
+    return Encoders(
+        (_folder(folders.get("image_encoder")) or _name(images), grid),
+        _folder(folders.get("text_encoder")) or _name(texts),
+    )
+
+
+def _folder(path: Any) -> str | None:
+    """The folder of an encoder, if it is still there."""
+    return path if isinstance(path, str) and Path(path).is_dir() else None
 
 
 def checksums_of_images(folder: Path, split: str) -> list[str]:
@@ -125,7 +134,7 @@ def extract(
             stem = unfinished / PRECOMP_SPLIT_NAMES.get(name, name)
             _extract_split(stem, split, images, texts, dtype, position, progress)
 
-    return _write_folder(target, manifest, {SOURCE: _source(data, image_folder)}, write)
+    return _write_folder(target, manifest, {SOURCE: _source(data, image_folder, images, texts)}, write)
 
 
 def _write_folder(
@@ -181,7 +190,7 @@ def _extract_texts(data: DataSet, target: Path, texts: TextEncoder | None, dtype
             file = unfinished / f"{stem}.npy"
             _fill(file, len(items), batches, _encoded_texts(items, texts), dtype, position, progress)
 
-    return _write_folder(target, manifest, {SOURCE: _source(data, None)}, write)
+    return _write_folder(target, manifest, {SOURCE: _source(data, None, None, texts)}, write)
 
 
 def _positives_checksum(split: Split) -> str:
@@ -323,13 +332,17 @@ def _manifest(data: DataSet, images: ImageEncoder | None, texts: TextEncoder | N
     }
 
 
-def _source(data: DataSet, image_folder: Path | None) -> dict[str, str | None]:
-    """Where the dataset is, so that reports can show its images."""
+def _source(
+    data: DataSet, image_folder: Path | None, images: ImageEncoder | None, texts: TextEncoder | None
+) -> dict[str, str | None]:
+    """Where the dataset is, so that reports can show its images; and encoders that have a folder, to embed others."""
     generated = not data.path.exists()
     return {
         "path": str(data.path if generated else data.path.resolve()),
         "format": None if generated else data.format,
         "images": None if image_folder is None else str(image_folder.resolve()),
+        "image_encoder": images.folder if isinstance(images, FolderEncoder) else None,
+        "text_encoder": texts.folder if isinstance(texts, FolderEncoder) else None,
     }
 
 

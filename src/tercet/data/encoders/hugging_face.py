@@ -25,6 +25,7 @@ class PretrainedImages:
     def __init__(self, name: str, *, grid: bool = False) -> None:
         self.model, self.grid = _load(name), grid
         self.processor = _image_processor(name)
+        self.folder = str(Path(name).resolve()) if Path(name).is_dir() else None
         self.about: dict[str, Any] = {
             "encoder": name if not Path(name).is_dir() else Path(name).name,
             "revision": _revision(self.model, name),
@@ -51,6 +52,7 @@ class PretrainedTexts:
     def __init__(self, name: str, *, display_name: str | None = None) -> None:
         self.model = _load(name)
         self.tokenizer = pretrained_tokenizer(name)
+        self.folder = str(Path(name).resolve()) if Path(name).is_dir() and display_name is None else None
         self.max_length = _max_length(self.model, self.tokenizer)
         clip = isinstance(self.model, TextFeatures)
         self.about: dict[str, Any] = {
@@ -67,6 +69,8 @@ class PretrainedTexts:
         tokens = self.tokenizer(
             list(texts), padding=padding, truncation=True, max_length=self.max_length, return_tensors="pt"
         )
+        if padding == "max_length":  # and without a mask
+            tokens = {"input_ids": tokens["input_ids"]}
         if isinstance(self.model, TextFeatures):
             return _pooled(self.model.get_text_features(**tokens))
         states = self.model(**tokens).last_hidden_state

@@ -92,6 +92,14 @@ class TextEncoder(Protocol):
     def encode(self, texts: Sequence[str]) -> Float[Tensor, "caption dim"]: ...
 
 
+@runtime_checkable
+class FolderEncoder(Protocol):
+    """An encoder that was read from a folder, by which it can be found again."""
+
+    @property
+    def folder(self) -> str | None: ...
+
+
 def image_encoder(name: str, *, grid: bool = False) -> ImageEncoder:
     """`efficientnet-lite2`, or a Hugging Face vision or CLIP-like model by name or local path.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tercet.data.dataset import DataSet
-from tercet.data.formats import beir, csv_tsv, folder, json_list, karpathy, parquet, precomp
+from tercet.data.formats import beir, csv_tsv, folder, json_list, karpathy, parquet, precomp, split_file
 from tercet.data.formats.columns import Columns
 from tercet.data.formats.converted import CONVERTED, check_converted
 from tercet.data.formats.explain import check_kind, nearest, unknown_folder
@@ -34,6 +34,7 @@ class Format(NamedTuple):
 
 
 FORMATS = {
+    "split": Format(split_file.recognise, split_file.read, "split file of `tercet data split`", (".json",)),
     "karpathy": Format(
         karpathy.recognise, karpathy.read, "Karpathy's JSON (dataset_coco.json) with a folder of images", (".json",)
     ),

@@ -10,7 +10,13 @@ from tercet.data.textio import ErrorPolicy, read_json
 
 def recognise(path: Path) -> bool:
     """Checks only the first bytes: the COCO file is too large to parse twice."""
-    return path.suffix == ".json" and path.is_file() and file_start(path).startswith("{")
+    start = file_start(path) if path.suffix == ".json" and path.is_file() else ""
+    return start.startswith("{") and not is_split_file(start)
+
+
+def is_split_file(start: str) -> bool:
+    """Whether a file that starts so is a split file of `tercet data split`: its first key says what it is."""
+    return start[1:].lstrip().startswith('"what": "tercet split"')
 
 
 def file_start(path: Path) -> str:

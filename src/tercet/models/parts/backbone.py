@@ -113,9 +113,12 @@ def max_positions(config: dict[str, Any] | str) -> int:
 def hugging_face_model(config: dict[str, Any] | str) -> Any:
     """A Hugging Face model: by name or path with its weights, or from a configuration with random weights."""
     with torch.device("cpu"):  # the import computes with tensors, which have no values where a model is only sized
-        AutoModel = transformers_for("backbones").AutoModel
+        transformers = transformers_for("backbones")
+        AutoModel = transformers.AutoModel
     if isinstance(config, dict):
         return AutoModel.from_config(_config(config), trust_remote_code=False)
+    options = hub_options(config)  # says itself what is wrong
+    transformers.utils.logging.disable_progress_bar()
     try:
         # Never run code that comes with a model. Always float32, whatever precision it was saved in.
         model, report = AutoModel.from_pretrained(
@@ -123,7 +126,7 @@ def hugging_face_model(config: dict[str, Any] | str) -> Any:
             config=pretrained_config(config),
             trust_remote_code=False,
             output_loading_info=True,
-            **hub_options(config),
+            **options,
         )
     except pickle.UnpicklingError as error:
         raise ValueError(f"{config}: its weights are a pickle with code, which is not run") from error
