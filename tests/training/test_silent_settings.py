@@ -84,6 +84,7 @@ def test_selection_without_validation_is_refused():
 WITHOUT_A_RULE = {
     # Each changes what is computed, for every model and all data.
     *("data", "model", "objective", "seed", "model_settings", "objective_settings", "init_from", "images"),
+    *("image_column", "caption_column", "split_column", "skip_bad", "grades", "queue_size"),
     *("train_split", "validation_split", "test_split", "epochs", "epoch_steps", "batch_size", "captions_per_image"),
     *("positives", "ignore_equal_text", "objective_weight", "optimizer", "learning_rate", "weight_decay"),
     *("decay_norm_and_bias", "adam_beta2", "lr_multipliers", "schedule", "warmup_epochs", "grad_clip"),
@@ -95,6 +96,7 @@ WITH_A_RULE = {
     *("features", "drop_regions", "drop_words", "crop", "image_size", "squash", "unfreeze_epoch", "ramp_epoch"),
     *("patience", "select_metric", "warmup_objective_epochs", "decay", "decay_epochs", "caption_weight", "itm_weight"),
     *("round", "mined", "mined_top", "mined_draw", "mined_as_candidates", "mine_every", "lora"),
+    "queue_momentum",
 }
 
 

@@ -363,7 +363,7 @@ def test_a_second_stage_starts_from_the_first(tmp_path):
         ({"data": "nowhere"}, "no such file or folder"),
         ({"select_metric": "rsumm"}, "'rsumm' cannot select weights .did you mean rsum"),
         ({"select_metric": "t2i_meanr"}, "cannot select weights"),
-        ({"device": "foo"}, "--device: "),
+        ({"device": "foo"}, "--device must be cpu, cuda"),
         ({"model": "vsepp-f30k-finetuned"}, "--init-from must name the run of the first stage"),
         ({"frozen": ["image_head", "caption_head"]}, "leaves no parameters to train"),
         ({"model": "vsrn"}, "vsrn needs several regions"),
