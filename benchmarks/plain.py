@@ -87,6 +87,43 @@ def _pair_weights(P, p, n, candidates, hardest, mask, alpha, beta, lam, slack):
     return 1 / (m_p + torch.exp(alpha * (p - lam))), 1 / (m_n + torch.exp(-beta * (n - lam)))
 
 
+def circle(images, captions, margin=0.4, gamma=80.0):
+    """Weights are constants of the gradient, as published."""
+
+    def row(s, mask):
+        pull, push = (1 + margin - s).clamp(min=0).detach(), (s + margin).clamp(min=0).detach()
+        positive = (-gamma * pull * (s - 1 + margin)).masked_fill(~mask, -torch.inf).logsumexp(1)
+        negative = (gamma * push * (s - margin)).masked_fill(mask, -torch.inf).logsumexp(1)
+        return F.softplus(positive + negative)
+
+    return _both_directions(row, images, captions)
+
+
+def multi_similarity(images, captions, alpha=2.0, beta=50.0, lam=1.0, slack=0.1):
+    def row(s, mask):
+        hardest = s.masked_fill(mask, -torch.inf).max(1, keepdim=True)[0]
+        easiest = s.masked_fill(~mask, torch.inf).min(1, keepdim=True)[0]
+        mined_p, mined_n = mask & (s < hardest + slack), ~mask & (s > easiest - slack)
+        pull = torch.log1p((torch.exp(-alpha * (s - lam)) * mined_p).sum(1)) / alpha
+        return pull + torch.log1p((torch.exp(beta * (s - lam)) * mined_n).sum(1)) / beta
+
+    return _both_directions(row, images, captions)
+
+
+def binomial_deviance(images, captions, alpha=2.0, beta=50.0, lam=0.5):
+    def row(s, mask):
+        pull = (F.softplus(-alpha * (s - lam)) * mask).sum(1) / mask.sum(1)
+        return pull + (F.softplus(beta * (s - lam)) * ~mask).sum(1) / (~mask).sum(1)
+
+    return _both_directions(row, images, captions)
+
+
+def _both_directions(row, images, captions):
+    similarity = images @ captions.T
+    mask = torch.eye(len(similarity)) > 0.5
+    return row(similarity, mask).sum() + row(similarity.T, mask).sum()
+
+
 def plain_form(name):
     """Return the baseline of an objective by its registry name."""
     if "/" in name:
@@ -98,4 +135,7 @@ def plain_form(name):
         "nt-xent": nt_xent,
         "sigmoid": sigmoid,
         "smooth-ap": smooth_ap,
+        "circle": circle,
+        "multi-similarity": multi_similarity,
+        "binomial-deviance": binomial_deviance,
     }[name]

@@ -55,4 +55,4 @@ def test_without_the_package_or_with_an_old_one_the_command_that_installs_it_is_
 
 def test_the_minimum_is_the_declared_one():
     declared = (Path(__file__).parents[1] / "pyproject.toml").read_text()
-    assert set(re.findall(r"transformers>=([\d.]+)", declared)) == {hub.MINIMUM_TRANSFORMERS}
+    assert set(re.findall(r'"transformers>=([\d.]+)', declared)) == {hub.MINIMUM_TRANSFORMERS}

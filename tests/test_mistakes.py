@@ -123,7 +123,6 @@ MISTAKES = {
     ),
     "negative epochs": ("train scenes:30 --epochs -1", "--epochs", "at least 1", "-1"),
     "text for a number": ("train scenes:30 --epochs many", "--epochs", "many"),
-    "batch larger than the data": ("train scenes:30 --batch-size 100000", "100000", "batch"),
     "no GPU": ("train scenes:30 --device cuda", "cuda", "no CUDA device"),
     "no such device": ("train scenes:30 --device gpu", "gpu", "cpu"),
     "index in place of a run": ("evaluate index --data pairs.csv", "not a saved model", "a search index"),

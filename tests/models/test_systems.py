@@ -352,7 +352,7 @@ def test_presets_are_the_published_hyper_parameters():
     )
     assert build("bfan-prob-f30k", vocab_size=30, image_dim=6, embed_dim=8).settings.focus == "prob"
     for system, (settings, _) in RECIPES.values():
-        assert system in ("vsepp", "vsrn", "vse-infinity", "scan", "bfan", "xvlm", "clip")
+        assert system in ("vsepp", "vsrn", "vse-infinity", "scan", "bfan", "xvlm", "clip", "text-towers")
         assert isinstance(settings, dict)
 
 

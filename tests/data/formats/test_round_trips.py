@@ -180,5 +180,5 @@ def test_a_split_column_takes_precedence_over_the_file_name(tmp_path):
 
 
 def test_every_format_has_a_writer_in_these_tests():
-    of_two_texts = {"beir", "query-table"}  # tests/data/formats/test_beir.py
-    assert set(WRITERS) | {"parquet"} | of_two_texts == set(FORMATS)
+    elsewhere = {"beir", "query-table", "split"}  # test_beir.py and tests/data/test_splitting.py
+    assert set(WRITERS) | {"parquet"} | elsewhere == set(FORMATS)
