@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "analysis": BASE | {"data", "objectives", "evaluation", "legacy"},
     "runs": BASE,
     "reporting": {"data", "runs"},
+    "exporting": LIBRARY | {"runs"},
     "mining": BASE | {"data", "similarity", "analysis"},
     "training": LIBRARY | {"recipes", "runs", "mining", "reporting"},
     "comparison": LIBRARY | {"runs", "training", "reporting"},
@@ -43,7 +44,8 @@ MAY_IMPORT = {
     "serve": LIBRARY | {"runs", "training", "reporting", "search"},
     "fitting": LIBRARY | {"runs", "training", "comparison", "reporting", "search"},
     "integrations": LIBRARY | {"training"},
-    "cli": LIBRARY | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "fitting"},
+    "cli": LIBRARY
+    | {"recipes", "runs", "training", "comparison", "analysis.reports", "search", "serve", "exporting", "fitting"},
     "api": {"data", "objectives", "training", "comparison", "fitting"},
     "__main__": {"cli"},
 }

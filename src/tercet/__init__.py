@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tercet.data.dataset import DataSet
     from tercet.data.formats import open_data
     from tercet.evaluation import evaluate, evaluate_embeddings
+    from tercet.exporting import export
     from tercet.fitting.run_fit import Fitted
     from tercet.inference import Retriever, load, load_original
     from tercet.models import build
@@ -41,6 +42,7 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_embeddings",
+    "export",
     "fit",
     "integrations",
     "load",
@@ -73,6 +75,7 @@ _MODULES = {
     "compare": "tercet.api",
     "evaluate": "tercet.evaluation",
     "evaluate_embeddings": "tercet.evaluation",
+    "export": "tercet.exporting",
     "fit": "tercet.api",
     "integrations": "tercet",
     "load": "tercet.inference",

@@ -110,21 +110,23 @@ def train(
     grad_clip: float | None = 2.0,
     grad_accum_steps: int = 1,
     frozen: Sequence[str] = (),
+    lora: int | None = None,
     unfreeze_epoch: int = 0,
     ramp_epoch: int | None = None,
     grad_cache: int | None = None,
-    precision: Literal["float32", "bf16", "float64"] = "float32",
+    precision: Literal["float32", "bf16", "fp16", "float64"] = "float32",
     compile: bool = False,
     select_metric: str = "rsum",
+    patience: int | None = None,
     cocos_every: int = 20,
     config: str | Path | None = None,
     runs: str | Path = "runs",
     resume: bool = True,
     checkpoint_every: int = 200,
     trust: Sequence[str | Path] = (),
-    workers: int = 0,
+    workers: int | None = None,
     device: str | None = None,
-    tensorboard: bool = False,
+    report_to: Sequence[Literal["tensorboard", "wandb"]] = (),
 ) -> "Trained":
     """Train a retrieval model with one objective; the weights with the best validation metric are saved.
 
@@ -219,16 +221,21 @@ def train(
         grad_clip (float | None, default 2.0): Gradient clipping: maximum norm over all parameters. None: no clipping.
         grad_accum_steps (int, default 1): Batches per optimizer step; gradients are averaged.
         frozen (Sequence[str], default ()): Parameters not to train, by name prefix.
+        lora (int | None, default None): LoRA: train updates of rank N of the linear layers of Hugging Face towers
+            (CLIP, SigLIP, BERT, ViT, ...) and what is outside of them. None: off.
         unfreeze_epoch (int, default 0): Keep the backbone frozen before this epoch.
         ramp_epoch (int | None, default None): Epoch in which gradients are scaled linearly from 0 to 1: the backbone
             warmup of VSE-infinity. None: never.
         grad_cache (int | None, default None): GradCache: encode N items at a time with the exact gradient of the whole
             batch, for batches that do not fit into memory. None: off.
-        precision (float32 | bf16 | float64, default "float32"): bf16: encoders run in mixed precision, similarities and
-            their gradients stay in float32.
+        precision (float32 | bf16 | fp16 | float64, default "float32"): bf16, fp16: encoders run in mixed precision,
+            similarities and their gradients stay in float32. fp16 scales the gradient, and leaves out the steps in
+            which it overflows.
         compile (bool, default False): Compile the encoders with torch.compile.
         select_metric (str, default "rsum"): Validation metric that selects the best epoch; + adds metrics:
             i2t_r1+t2i_r1.
+        patience (int | None, default None): Early stopping: end after N validations without improvement. None: train
+            all epochs.
         cocos_every (int, default 20): Log contributing-sample counts every N steps; 0 disables.
         config (str | Path | None, default None): JSON or YAML file of settings, for example the settings.json of a run.
         runs (str | Path, default "runs"): Folder that holds the run folders.
@@ -237,10 +244,11 @@ def train(
         checkpoint_every (int, default 200): Steps between checkpoints.
         trust (Sequence[str | Path], default ()): Python files that may be run although only config or init_from names
             them.
-        workers (int, default 0): Threads that prefetch batches; 0: no prefetching.
+        workers (int | None, default None): Threads that prefetch batches; 0: no prefetching. None: two for models that
+            decode images, none for others.
         device (str | None, default None): cpu, cuda, cuda:1, ... None: cuda if available, else cpu.
-        tensorboard (bool, default False): Also write the content of metrics.jsonl as TensorBoard events to the run
-            folder.
+        report_to (Sequence[tensorboard | wandb], default ()): Also write the content of metrics.jsonl for these tools,
+            to the run folder. wandb is offline unless WANDB_MODE says otherwise: `wandb sync` uploads it.
     """
     raise AssertionError("`only_given` calls another function in its place")
 

@@ -5,7 +5,7 @@ no code, but that of a file which the user trusts.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -200,7 +200,7 @@ class Retriever(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write the model to a new folder, atomically."""
         with atomic_directory(Path(folder)) as unfinished:
-            (unfinished / WEIGHTS).write_bytes(weights_of(self.model))
+            (unfinished / WEIGHTS).write_bytes(as_safetensors(self.model.state_dict()))
             self.write_description(unfinished, with_checksums=True)
 
     def write_description(self, folder: Path, *, with_checksums: bool = False) -> None:
@@ -228,11 +228,11 @@ class Retriever(nn.Module):
         write_manifest(folder / CONFIG, content)
 
 
-def weights_of(model: TorchModule) -> bytes:
+def as_safetensors(weights: Mapping[str, Tensor]) -> bytes:
     """Return the weights in safetensors format."""
     from safetensors.torch import save
 
-    return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+    return save({name: tensor.contiguous() for name, tensor in weights.items()})
 
 
 def checksum_of_weights(folder: Path) -> str:

@@ -46,9 +46,10 @@ from tercet.types import IMAGE_TEXT, SIDES, Sides
 
 SETTINGS, METRICS, RANKS = "settings.json", "metrics.jsonl", "ranks.npz"
 MODEL = "config.json"  # as `tercet.inference` writes it
-STATE, TENSORBOARD, LOG, EVALUATION, COMPARISON = (
+STATE, TENSORBOARD, WANDB, LOG, EVALUATION, COMPARISON = (
     "state",
     "tensorboard",
+    "wandb",
     "log.txt",
     "evaluation.json",
     "comparison.json",
@@ -142,7 +143,7 @@ def finish_run(folder: Path, conditions: dict[str, Any], written: Mapping[str, s
 def result_files(folder: Path) -> list[str]:
     """Every file of a run but its log: results, settings and the model, with its vocabulary or tokenizer."""
     names = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
-    excluded = (LOCK, MACHINE, LOG, STATE, TENSORBOARD)
+    excluded = (LOCK, MACHINE, LOG, STATE, TENSORBOARD, WANDB)
     return [name.as_posix() for name in names if name.parts[0] not in excluded and not name.parts[0].startswith(".")]
 
 

@@ -125,13 +125,13 @@ def test_a_rejected_run_gives_the_reason(tmp_path):
     result = tercet.compare(
         data="scenes:60",
         objectives=("triplet",),
-        train={"batch_size": 4000},
+        train={"grad_accum_steps": 4000},
         seeds=2,
         no_tune=True,
         runs=tmp_path / "runs",
     )
     assert [failure.why for failure in result.results.failures] == [
-        "300 items do not fill one batch of 4000: batch_size must be at most 300"
+        "300 pairs do not fill --grad-accum-steps 4000 batches"
     ] * 2
 
 

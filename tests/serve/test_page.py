@@ -158,12 +158,60 @@ def test_compare_and_jump_to_a_difference(browser, address, width):
         page.click("#compare-form button[type=submit]")
         page.wait_for_selector("#columns section:nth-child(2) li")
         assert page.locator("#columns h3").all_inner_texts() == ["first", "second"]
-        assert page.locator("#columns section:nth-child(2) :is(.up, .down)").count() > 0
+        second = page.locator("#columns section:nth-child(2)")
+        assert "\u25b2" in second.inner_text()  # changes of rank
+        assert second.locator(":is(.right, .wrong)").count() == 0  # of this query the right image is not known
         page.click("#find-differences")
         page.wait_for_selector("#differences tbody tr")
         query = page.locator("#differences tbody a").first.inner_text()
         page.locator("#differences tbody a").first.click()
         until(page, "(q) => document.getElementById('compare-status').textContent.includes(q)", query)
+        hits = page.locator("#columns li")
+        for hit in hits.all():  # coloured by whether it is the image of the caption, and by nothing else
+            is_right = query in hit.locator(".hit-caption").inner_text()
+            assert hit.locator(".right" if is_right else ".wrong").count() == 1 or not is_right
+        colours = "(name) => getComputedStyle(document.querySelector(`#columns .${name}`)).color"
+        assert hits.locator(".wrong").count() + hits.locator(".right").count() == hits.count()
+        if hits.locator(".right").count():
+            assert page.evaluate(colours, "right") != page.evaluate(colours, "wrong")
+
+
+def test_an_image_search_is_in_the_box_and_the_address(browser, address, folder, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "mine.png")
+    with visiting(browser, address, "#search?q=a+ring") as page:
+        page.wait_for_selector("#results li")
+        page.set_input_files("#file", tmp_path / "mine.png")
+        until(page, "document.getElementById('search-status').textContent.includes('nearest to mine.png')")
+        assert page.evaluate("location.hash").startswith("#search?image=mine.png&index=")
+        assert page.input_value("#q") == ""
+        assert page.get_attribute("#q", "placeholder") == "images like mine.png"
+        page.go_back()
+        until(page, "document.getElementById('search-status').textContent.includes('nearest to \"a ring\"')")
+        assert page.input_value("#q") == "a ring"
+        page.go_forward()  # the file is not kept, and the page says so
+        until(page, "document.getElementById('search-status').textContent.includes('Choose mine.png again')")
+        assert page.locator("#results li").count() == 0
+
+
+def test_runs_are_sorted_and_can_be_indexed(browser, address, folder):
+    with visiting(browser, address, "#runs", permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.wait_for_selector("#runs-table tbody tr")
+        for descending in (True, False):
+            page.click("#runs-table th button[data-column=rsum]")
+            shown = [float(text) for text in page.locator("#runs-table tbody td:nth-child(3)").all_inner_texts()]
+            assert shown == sorted(shown, reverse=descending)
+            sorted_by = page.locator("#runs-table th[aria-sort]:not([aria-sort=none])")
+            assert sorted_by.get_attribute("aria-sort") == ("descending" if descending else "ascending")
+        names = page.locator("#runs-table .folder").all_inner_texts()
+        assert all((folder / "runs" / name).is_dir() for name in names)
+        page.locator("#runs-table tbody tr button").first.click()
+        commands = page.locator("#item-content code").inner_text()
+        assert f"tercet index runs/{names[0]} --images PHOTOS --out" in commands
+        page.click("#item-content button")
+        assert page.evaluate("navigator.clipboard.readText()") == commands
+        page.keyboard.press("Escape")
 
 
 @pytest.mark.slow

@@ -462,3 +462,17 @@ def test_host_names_are_checked_where_others_can_connect():
             assert get(f"http://127.0.0.1:{port}", "/api/about", headers={"Host": host})[0] == expected
         lines = [process.stdout.readline() for _ in range(2)]
         assert "anyone who can reach this machine can see these images" in lines[1]
+
+
+@pytest.mark.slow
+def test_indexes_of_other_images_are_not_compared(folder, tmp_path):
+    (tmp_path / "images").mkdir()
+    for name in ("red", "blue"):
+        Image.new("RGB", (40, 40), name).save(tmp_path / "images" / f"{name}.png")
+    other = new_index(tmp_path, "other", model("vsepp"), images=tmp_path / "images")
+    with serving(folder / "first", other) as (address, _):
+        for path in ("/api/compare", "/api/compare/differences"):
+            given = {"q": "a red square"} if path == "/api/compare" else {}
+            status, response = get(address, path, index=["first", "other"], **given)
+            assert status == 422
+            assert response["error"] == "first and other have no image in common: make both indexes of the same images"

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tyro
+from PIL import Image
 
+import tercet
 from tercet.models.registry import SYSTEMS
 from tercet.recipes.registry import DEFAULTS, RECIPES
 from tercet.training.optim import lr_factor
@@ -141,3 +143,14 @@ def test_another_schedule_drops_the_decay_epochs_of_the_recipe():
     assert train_settings({"model": "vsepp", "schedule": "cosine"}).decay_epochs == ()
     arguments = ["--model", "vsepp", "--schedule", "cosine"]
     assert tyro.cli(TrainSettings, args=arguments, default=defaults_for(arguments)).decay_epochs == ()
+
+
+def test_data_without_features_is_refused_with_what_this_model_can_do_instead(tmp_path):
+    (tmp_path / "pairs.csv").write_text("image,caption,split\na.png,a dog,train\nb.png,a cat,val\n")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "b.png")
+    start = r"pairs.csv has no image features: run `tercet features` first"
+    with pytest.raises(ValueError, match=rf"{start}, or train on pixels with --model-settings backbone=NAME$"):
+        tercet.train(tmp_path / "pairs.csv", model="vsepp", runs=tmp_path / "runs")
+    with pytest.raises(ValueError, match=f"{start}$"):
+        tercet.train(tmp_path / "pairs.csv", model="heads", runs=tmp_path / "runs")

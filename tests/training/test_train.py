@@ -324,8 +324,8 @@ def test_no_resume_waits_for_another_process(tmp_path):
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path):
-    for given in ({"frozen": ["nothing"]}, {"batch_size": 5000}, {"caption_weight": 1.0}):
-        with pytest.raises(ValueError, match=r"starts with|fill one batch|captioner"):
+    for given in ({"frozen": ["nothing"]}, {"grad_accum_steps": 5000}, {"caption_weight": 1.0}):
+        with pytest.raises(ValueError, match=r"starts with|do not fill --grad-accum-steps|captioner"):
             tercet.train(**SMALL | given, runs=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -369,7 +369,7 @@ def test_a_second_stage_starts_from_the_first(tmp_path):
         ({"model": "vsrn"}, "vsrn needs several regions"),
         ({"train_split": "trian"}, "no split 'trian'"),
         ({"model_settings": {"embed": 3}}, "did you mean embed_dim"),
-        ({"batch_size": 5000}, "do not fill one batch"),
+        ({"grad_accum_steps": 5000}, "do not fill --grad-accum-steps 5000 batches"),
     ],
 )
 @pytest.mark.usefixtures("without_shape_checks")
@@ -390,5 +390,5 @@ def test_compiled_encoders_learn_the_same(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="it is installed")
 def test_missing_tensorboard_is_named(tmp_path):
-    with pytest.raises(ValueError, match="--tensorboard needs its package: pip install tensorboard"):
-        tercet.train(**SMALL, runs=tmp_path, tensorboard=True)
+    with pytest.raises(ValueError, match="--report-to tensorboard needs its package: pip install tensorboard"):
+        tercet.train(**SMALL, runs=tmp_path, report_to=("tensorboard",))

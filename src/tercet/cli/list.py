@@ -13,6 +13,9 @@ from rich.table import Table
 What = Literal["objectives", "models", "recipes", "formats", "metrics", "encoders", "protocols", "executors", "stores"]
 
 
+MINED = ("off-tri", "off-quin", "aoq")
+
+
 @dataclass(frozen=True)
 class ListSettings:
     """Print what there is of one kind: names that commands take, with those of installed packages."""
@@ -29,14 +32,21 @@ def print_list(settings: ListSettings, console: Console) -> None:
 
 
 def _objectives() -> dict[str, str]:
+    """Settings with their defaults; those of GOAL's cells are equal and printed once."""
     from tercet.objectives.registry import OBJECTIVES, objective, objective_names
 
     def describe(name: str) -> str:
         if name not in OBJECTIVES:
-            return "needs mined negatives" if name in ("off-tri", "off-quin", "aoq") else "from an installed package"
+            return "needs mined negatives" if name in MINED else "from an installed package"
         return ", ".join(f"{key}={value}" for key, value in objective(name).settings.items())
 
-    return {name: describe(name) for name in objective_names()}
+    listed: dict[str, str] = {}
+    first_with: dict[str, str] = {}
+    for name in objective_names():
+        settings = describe(name)
+        first = first_with.setdefault(settings, name)
+        listed[name] = f"the settings of {first}" if "/" in name and name != first else settings
+    return listed
 
 
 def _models() -> dict[str, str]:

@@ -248,6 +248,14 @@ def _import(settings: Any) -> None:
         print_lines("note: without --vocabulary or --tokenizer the model embeds token ids only", to_stderr=True)
 
 
+def _export(settings: Any) -> None:
+    from tercet.console import print_lines
+    from tercet.exporting import export
+
+    folder = export(settings.model, to=settings.to, out=settings.out)
+    print_lines(f"wrote {folder}; its README.md is a model card and says how to load it")
+
+
 COMMANDS = {
     "fit": Command(
         "from data to a model and a search index, within a budget of time: split, compare, train, evaluate, index",
@@ -306,6 +314,11 @@ COMMANDS = {
         "convert a checkpoint of the original authors to a Tercet model, without executing code in it",
         _import,
         "tercet.cli.settings:ImportSettings",
+    ),
+    "export": Command(
+        "write a trained model for transformers, sentence-transformers, open_clip or ONNX, with a model card",
+        _export,
+        "tercet.cli.settings:ExportSettings",
     ),
     "list": Command(
         "print the names that commands take: objectives, models, recipes, formats, metrics, encoders, ...",

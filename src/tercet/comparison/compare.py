@@ -17,6 +17,7 @@ from tercet.comparison.plan import (
     PlannedRun,
     PreparedDatasets,
     Variant,
+    batch_notes,
     before_encoding,
     check_mined_tables,
     common_settings,
@@ -252,7 +253,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     _check_baseline(settings, variants)
     make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
     runs.make_root(settings.runs)
-    data, opened = with_splits(
+    source, opened = with_splits(
         settings.data,
         settings.runs,
         images=settings.images,
@@ -261,11 +262,13 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         columns=Columns.of(settings),
     )
     if encodes(settings):  # what does not need the features is checked before they are computed
-        _plan(settings, variants, data, before_encoding(settings, opened))
-        data = prepare_features(settings, data, opened, console)
-        opened = open_data(data)
-    prepared_datasets, base_plans = _plan(settings, variants, data, opened)
+        _plan(settings, variants, source, before_encoding(settings, opened))
+        source = prepare_features(settings, source, opened, console)
+        opened = open_data(source)
+    prepared_datasets, base_plans = _plan(settings, variants, source, opened)
     print_skipped(list(dict.fromkeys(item for prepared in prepared_datasets.values() for item in prepared.skipped)))
+    for note in batch_notes(common_settings(settings, source), prepared_datasets):
+        console.print(note, highlight=False, soft_wrap=True)
     not_tuned = "--no-tune" if settings.no_tune else check_tuning(settings, prepared_datasets)
     plans: dict[str, PlannedRun] = base_plans
     tuned: dict[str, list[Search]] = {}
@@ -297,6 +300,8 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     models = list(dict.fromkeys(variant.model for variant in variants))
     data = short_name(settings.data) if is_in_memory(settings.data) else Path(settings.data).name
     folder_name = next(iter(prepared_datasets.values())).name
+    if source != settings.data:  # features or a split file: the folder is named by what they were made of
+        folder_name = Path(data).stem
     found = cautions(results, tuned)
     looks = _looks(settings, results, seeds) if settings.until_decided else None
     baselines = find_baselines(base_plans, prepared_datasets) if results.names() else []

@@ -172,6 +172,11 @@ def _check_train_setting(name: str, source: str, *, per_variant: bool) -> None:
         raise ValueError(f"{source}: {name} is a setting of the comparison, not of a run")
     if name not in SETTING_NAMES:
         raise ValueError(f"{source}: train has no setting {name!r}{suggest(name, SETTING_NAMES, cutoff=0.5)}")
+    if name == "patience":
+        raise ValueError(
+            f"{source}: with patience the runs of a comparison would make different numbers of steps: all train "
+            "equally long here, and each is evaluated with the weights of its best epoch"
+        )
     if per_variant and name in SHARED_SETTINGS:
         raise ValueError(f"{source}: {name} must be the same for all runs of a comparison: use --train {name}=...")
 
@@ -300,8 +305,9 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         "objective_settings": variant.objective_settings,
         "seed": seed,
     }
-    default = train_settings({**common, "model": variant.model})
-    pairs = prepared_datasets[variant.model].train.pairs
+    prepared = prepared_datasets[variant.model]
+    default = prepared.fitted(train_settings({**common, "model": variant.model}))
+    pairs = prepared.train.pairs
     max_captions = int(pairs[:, 0].bincount().max()) if len(pairs) else 1
     captions_per_image = min(CAPTIONS_PER_IMAGE.get(variant.objective, 1), max_captions)
     if captions_per_image > 1:
@@ -310,7 +316,7 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
         if overrides["positives"] == "diagonal":
             raise ValueError(f"{variant.name} ranks several captions per image: it needs --train positives=ids")
         overrides.setdefault("captions_per_image", captions_per_image)
-    settings = train_settings(overrides)
+    settings = prepared.fitted(train_settings(overrides))
     same_batches = (settings.batch_size, settings.captions_per_image, settings.grad_accum_steps) == (
         default.batch_size,
         default.captions_per_image,
@@ -324,6 +330,17 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
             raise ValueError(f"{items} items do not fill one batch of {size}: give --train batch_size={items}, or less")
         settings = replace(settings, epoch_steps=steps)
     return PlannedRun(variant, settings)
+
+
+def batch_notes(common: Mapping[str, Any], prepared_datasets: PreparedDatasets) -> list[str]:
+    """What to say of batches that are larger than the training split."""
+    notes = []
+    for model, prepared in prepared_datasets.items():
+        given = train_settings({**common, "model": model})
+        size = prepared.fitted(given).batch_size
+        if size < given.batch_size:
+            notes.append(f"batches of {model} hold the whole training split: {size} items, fewer than batch_size")
+    return notes
 
 
 def check_mined_tables(plans: Iterable[PlannedRun], prepared_datasets: PreparedDatasets) -> None:

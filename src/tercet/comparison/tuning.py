@@ -216,7 +216,8 @@ def trial(plan: PlannedRun, setting: str, value: float, share: float, seed: int)
 
 def with_epochs(settings: TrainSettings, epochs: int) -> TrainSettings:
     """The same schedule over another number of epochs: everything that is counted in epochs is scaled."""
-    ratio = epochs / settings.epochs
+    ratio, last = epochs / settings.epochs, epochs - 1
+    has_warmup = settings.warmup_objective is not None
 
     def scaled(epoch: int) -> int:
         return round(epoch * ratio)
@@ -227,9 +228,9 @@ def with_epochs(settings: TrainSettings, epochs: int) -> TrainSettings:
         warmup_epochs=settings.warmup_epochs * ratio,
         decay_epochs=tuple(sorted({max(1, scaled(epoch)) for epoch in settings.decay_epochs})),
         unfreeze_epoch=scaled(settings.unfreeze_epoch),
-        ramp_epoch=None if settings.ramp_epoch is None else scaled(settings.ramp_epoch),
-        warmup_objective_epochs=max(1, scaled(settings.warmup_objective_epochs)),
-        mine_every=None if settings.mine_every is None else max(1, scaled(settings.mine_every)),
+        ramp_epoch=None if settings.ramp_epoch is None else min(last, scaled(settings.ramp_epoch)),
+        warmup_objective_epochs=max(1, scaled(settings.warmup_objective_epochs)) if has_warmup else 1,
+        mine_every=None if settings.mine_every is None or last < 1 else min(last, max(1, scaled(settings.mine_every))),
     )
 
 

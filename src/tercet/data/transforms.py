@@ -65,8 +65,9 @@ class TransformSettings:
     def _square(self, image: Image.Image) -> Image.Image:
         if self.shorter_side is None:
             return image.resize((self.side, self.side), self._resampling)
-        scale = self.shorter_side / min(image.size)
-        size = (max(self.side, round(image.width * scale)), max(self.side, round(image.height * scale)))
+        # Truncated, as torchvision and transformers do: rounded, one photo in eight would be cropped a column off.
+        width, height = (int(self.shorter_side * length / min(image.size)) for length in image.size)
+        size = (max(self.side, width), max(self.side, height))
         left, top = (size[0] - self.side) // 2, (size[1] - self.side) // 2
         return image.resize(size, self._resampling).crop((left, top, left + self.side, top + self.side))
 

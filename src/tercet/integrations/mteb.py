@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tercet.inference import Retriever, weights_of
+from tercet.inference import Retriever, as_safetensors
 from tercet.integrations import host
 
 
@@ -19,7 +19,7 @@ class _Named:
     @property
     def mteb_model_meta(self) -> Any:
         """The revision is a checksum of the weights: results of other weights under the same name are not reused."""
-        revision = hashlib.sha256(weights_of(self.model.model)).hexdigest()[:16]
+        revision = hashlib.sha256(as_safetensors(self.model.model.state_dict())).hexdigest()[:16]
         about = {"name": self.name, "revision": revision, "modalities": ["image", "text"]}
         return host("mteb").models.ModelMeta.create_empty(overwrites={**about, "similarity_fn_name": "dot"})
 

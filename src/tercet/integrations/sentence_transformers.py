@@ -22,7 +22,7 @@ class Loss(nn.Module):
         if freeze_unused and nn.ParameterList(unused.values()).requires_grad_(False):
             warnings.warn(f"frozen, since the loss does not use it: {', '.join(unused)}", stacklevel=2)
 
-    def forward(self, features: list[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+    def forward(self, features: list[Any], labels: Tensor | None = None) -> Tensor:
         return self.compute_loss_from_embeddings([self.model(f)["sentence_embedding"] for f in features], labels)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None = None) -> Tensor:

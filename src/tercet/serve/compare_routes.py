@@ -22,6 +22,10 @@ class ComparedResults:
     indexes: list[str]
     columns: list[list[SearchHit]]
     """One list of results per index."""
+    images: list[int]
+    """Number of images of every index."""
+    shared_images: int
+    """Number of images that are in all of them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ def compare_routes(state: AppState) -> APIRouter:
         indexes = state.indexes_to_compare(index)
         results = await state.workers.run(compare_results, [each.searcher for each in indexes], q, k)
         columns = [[to_search_hit(hit, ranks) for hit, ranks in column] for column in results]
-        return ComparedResults([each.name for each in indexes], columns)
+        images = [len(each.searcher.numbers) for each in indexes]
+        return ComparedResults([each.name for each in indexes], columns, images, state.shared_images(indexes))
 
     @routes.get("/api/compare/differences")
     async def differences(index: IndexNames) -> list[Difference]:

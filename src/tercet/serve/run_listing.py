@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fastapi import HTTPException
@@ -38,6 +39,8 @@ class RunInfo:
     """Seconds since the run last wrote metrics."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Test metrics if finished, else the latest validation metrics."""
+    index_commands: list[str] = field(default_factory=list)
+    """Commands that make an index with this run and serve it, without paths of this machine; none in training."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def _run_info(folder: Path) -> RunInfo | None:
         latest: Mapping[str, Any] = next((line for line in reversed(lines) if "rsum" in line), {})
         return RunInfo(
             printable(folder.name),
-            printable(Path(str(settings.get("data", ""))).name),
+            printable(_name_of_data(str(settings.get("data", "")))),
             printable(str(settings.get("model", ""))),
             printable(str(settings.get("objective", ""))),
             int(settings.get("seed") or 0),
@@ -138,9 +141,21 @@ def _run_info(folder: Path) -> RunInfo | None:
             lines=len(lines),
             idle_seconds=max(0.0, idle_seconds),
             metrics={name: latest[name] for name in METRICS if isinstance(latest.get(name), float)},
+            index_commands=_index_commands(folder) if runs.is_finished(folder) else [],
         )
     except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def _name_of_data(data: str) -> str:
+    """Name of the file or folder; of features that `tercet compare` extracted, the name of what they were made of."""
+    path = Path(data)
+    return path.name.rpartition("_")[0] if path.parent.name == "features" else path.name
+
+
+def _index_commands(folder: Path) -> list[str]:
+    run, index = quote(f"{folder.parent.name}/{folder.name}"), quote(f"{folder.name}_index")
+    return [f"tercet index {run} --images PHOTOS --out {index}", f"tercet serve {index}"]
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

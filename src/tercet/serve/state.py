@@ -25,6 +25,7 @@ from tercet.serve.limits import (
     MAX_THUMBNAIL_CACHE_BYTES,
     MAX_UPLOADS_PER_NETWORK,
     MAX_WAITING_UPLOADS_PER_NETWORK,
+    SHUTDOWN_TIMEOUT_SECONDS,
 )
 from tercet.serve.params import unavailable
 from tercet.serve.run_listing import RunListing
@@ -38,6 +39,7 @@ TextQuery = tuple[str, int]
 
 class AppState:
     def __init__(self, indexes: list[Path], runs: Path | None) -> None:
+        self._shared_images: dict[tuple[tuple[str, int], ...], int] = {}
         self.indexes, self.thumbnails = LoadedIndexes(indexes), Thumbnails()
         self.image_workers = WorkerPool(2, 256)
         self.workers = WorkerPool(2, 32)
@@ -66,7 +68,18 @@ class AppState:
         indexes = [self.indexes.get(name) for name in dict.fromkeys(names)]
         if not 2 <= len(indexes) <= MAX_COMPARED_INDEXES:
             raise HTTPException(422, f"a comparison takes from 2 to {MAX_COMPARED_INDEXES} indexes, got {len(indexes)}")
+        if not self.shared_images(indexes):
+            listed = " and ".join(index.name for index in indexes)
+            raise HTTPException(422, f"{listed} have no image in common: make both indexes of the same images")
         return indexes
+
+    def shared_images(self, indexes: Sequence["LoadedIndex"]) -> int:
+        """Number of images that are in all of these indexes."""
+        numbers = [index.searcher.numbers for index in indexes]
+        key = tuple((index.name, len(paths)) for index, paths in zip(indexes, numbers, strict=True))
+        if key not in self._shared_images:
+            self._shared_images[key] = len(set(numbers[0]).intersection(*numbers[1:]))
+        return self._shared_images[key]
 
 
 class UploadLimit:
@@ -92,13 +105,15 @@ class LoadedIndexes:
     def __init__(self, folders: Sequence[Path]) -> None:
         self._indexes = {name: LoadedIndex(name, folder) for name, folder in _unique_names(folders).items()}
         self._loader = threading.Thread(target=self._open_all, name="index loader", daemon=True)
+        self._closing = threading.Event()
 
     def open(self) -> None:
         self._loader.start()
 
     def _open_all(self) -> None:
         for index in self:
-            index.open()
+            if not self._closing.is_set():
+                index.open()
 
     def get(self, name: str | None) -> "LoadedIndex":
         """Return the index of this name, or the first one."""
@@ -114,6 +129,10 @@ class LoadedIndexes:
         return iter(self._indexes.values())
 
     def close(self) -> None:
+        """Wait for the index being opened: a thread inside torch or faiss aborts the process when Python exits."""
+        self._closing.set()
+        if self._loader.ident is not None:
+            self._loader.join(SHUTDOWN_TIMEOUT_SECONDS)
         for index in self:
             index.close()
 

@@ -1,4 +1,4 @@
-"""Monitoring of a run: warnings about its health, throughput, peak memory, triplets of a batch, TensorBoard events."""
+"""Monitoring of a run: warnings about its health, throughput, peak memory, triplets of a batch."""
 
 import time
 from collections import Counter
@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tercet import runs
 from tercet.data.dataset import PairedData
 from tercet.interfaces import TorchModule
 from tercet.objectives.base import MONITOR_MARGIN
@@ -182,37 +181,6 @@ def _reset_peak() -> bool:
 def _memory_mb(field: str) -> float:
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
-
-
-class TensorBoardLog:
-    """Writes the lines of metrics.jsonl as TensorBoard scalars."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError("--tensorboard needs its package: pip install tensorboard") from error
-        self._writer: Any = SummaryWriter(str(folder / runs.TENSORBOARD))
-        self._written = 0
-
-    def write(self, folder: Path) -> None:
-        """Write the lines that were appended since the last call."""
-        lines = runs.read_lines(folder)
-        for line in lines[self._written :]:
-            for name, value in _flat(line).items():
-                self._writer.add_scalar(name, value, line["step"])
-        self._written = len(lines)
-        self._writer.flush()
-
-
-def _flat(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    scalars: dict[str, float] = {}
-    for name, value in line.items():
-        if isinstance(value, dict):
-            scalars |= _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("step", "epoch"):
-            scalars[f"{prefix}{name}"] = float(value)
-    return scalars
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from tercet.data.transforms import Pixels, TransformSettings, pretrained_transfo
 from tercet.hub import is_pretrained
 from tercet.in_memory import code_in_memory
 from tercet.inference import WEIGHTS, Preprocessor, Retriever, checksum_of_weights, load, tokenize
-from tercet.interfaces import RetrievalModel, SystemSpec
+from tercet.interfaces import GridEncoder, RetrievalModel, SystemSpec, TrainableBackbone
 from tercet.models import build, preset, system_of, training_defaults
 from tercet.models.parts.backbone import image_size_of
 from tercet.models.parts.backbone import max_positions as max_positions_of
@@ -44,6 +44,7 @@ from tercet.objectives.custom import CustomLoss
 from tercet.objectives.registry import spec_of
 from tercet.plugins import is_file_name, source_checksum
 from tercet.training.eval_loop import check_select_metric
+from tercet.training.lora import add_adapters
 from tercet.training.settings import CODE_SETTINGS, TrainSettings, identity_of
 from tercet.training.step import objective_for, takes_scale
 
@@ -100,6 +101,8 @@ class PreparedData:
                     f"--init-from {settings.init_from}: missing or of another shape: {', '.join(mismatched)}"
                 )
             model.load_state_dict({name: loaded[name] for name in own})
+        if settings.lora is not None:
+            add_adapters(model, settings.lora, settings.seed)
         return model
 
     def _check_vocabulary(self, source: Retriever, name: str | Path) -> None:
@@ -113,26 +116,93 @@ class PreparedData:
             f"from token id {row} on): its word embeddings belong to other words"
         )
 
+    def without_effect(self, settings: TrainSettings) -> dict[str, str]:
+        """Setting -> why it does nothing for this data and the class of this model."""
+        images, captions = self.train.images, self.train.captions
+        spec = system_of(self.system).spec
+        reads_pixels = isinstance(images, Pixels)
+        reads_regions = reads_pixels or (isinstance(images, FeatureArray) and len(images.shape) == 3)
+        reasons = {}
+        if not isinstance(captions, TokenizedCaptions):
+            reasons["drop_words"] = "captions are vectors, not token ids"
+        if not reads_regions:
+            reasons["drop_regions"] = "images are single vectors, not regions"
+        if not reads_pixels:
+            reasons["crop"] = "the data has image features, which cannot be cropped"
+            reasons |= dict.fromkeys(("image_size", "squash"), "the data has image features, not pixels")
+        else:
+            reasons["features"] = "it reads pixels, not features"
+            vision = (preset(settings.model)[1] | settings.model_settings).get(spec.vision or "")
+            if spec.transform == "squash" or (spec.transform == "pretrained" and isinstance(vision, str)):
+                reasons |= dict.fromkeys(("image_size", "squash"), "images are prepared as its vision model needs them")
+        if self.validation is None:
+            reasons["select_metric"] = f"there is no split {settings.validation_split!r} to select weights on"
+            reasons["patience"] = f"there is no split {settings.validation_split!r} to stop by"
+        elif settings.patience is not None and settings.patience > settings.epochs - 2:
+            reasons["patience"] = f"{settings.epochs} epochs end before: it must be below {settings.epochs - 1}"
+        if settings.ramp_epoch is not None and settings.ramp_epoch >= settings.epochs:
+            reasons["ramp_epoch"] = f"epochs are counted from 0 to {settings.epochs - 1}"
+        if settings.mine_every is not None and settings.mine_every >= settings.epochs:
+            reasons["mine_every"] = f"there are {settings.epochs} epochs"
+        return reasons
+
+    def model_settings_without_effect(self) -> dict[str, str]:
+        """The same for settings of the model."""
+        images, captions = self.train.images, self.train.captions
+        of_pixels = isinstance(images, Pixels)
+        reasons = {"residual": "a backbone has no residual branch"} if of_pixels else {}
+        if not of_pixels:
+            reasons["train_backbone"] = "the data has image features, which are used instead of a backbone"
+        if self.preprocessor.tokenizer is not None:
+            reasons |= dict.fromkeys(("word_dim", "layers"), "captions are read by a Hugging Face model")
+        if all(isinstance(source, FeatureArray) and len(source.shape) == 2 for source in (images, captions)):
+            reasons["pooling"] = "images and captions are single vectors"
+        return reasons
+
     def check_effective(self, settings: TrainSettings) -> None:
         """Raise for settings that would do nothing for this model and data, unless they come from its recipe."""
-        images, captions = self.train.images, self.train.captions
-        reads_pixels, reads_tokens = isinstance(images, Pixels), isinstance(captions, TokenizedCaptions)
-        reads_regions = reads_pixels or (isinstance(images, FeatureArray) and len(images.shape) == 3)
-        useless = {
-            "drop_words": None if reads_tokens else "captions are vectors, not token ids",
-            "drop_regions": None if reads_regions else "images are single vectors, not regions",
-            "crop": None if reads_pixels else "the data has image features, which cannot be cropped",
-            "image_size": None if reads_pixels else "the data has image features, not pixels",
-            "squash": None if reads_pixels else "the data has image features, not pixels",
-        }
-        recipe = training_defaults(settings.model, settings.round)
-        for name, why in useless.items():
-            value, default = getattr(settings, name), TrainSettings.__dataclass_fields__[name].default
-            if why is not None and value not in (default, recipe.get(name, default)):
-                raise ValueError(f"{flag(name)} {value} would do nothing for {settings.model}: {why}")
+        for name, why in self.without_effect(settings).items():
+            _refuse_unless_of_recipe(settings, name, why)
+        for name, why in self.model_settings_without_effect().items():
+            if name in settings.model_settings:
+                value = f"{name}={settings.model_settings[name]}"
+                raise ValueError(f"--model-settings {value} would do nothing for {settings.model}: {why}")
+
+    def check_effective_for(self, model: RetrievalModel, settings: TrainSettings) -> None:
+        """The same for what depends on how the model was built."""
+        for name, why in self._without_effect_on(model).items():
+            _refuse_unless_of_recipe(settings, name, why)
+
+    def _without_effect_on(self, model: RetrievalModel) -> dict[str, str]:
+        has_backbone = isinstance(model, TrainableBackbone) and model.has_backbone
+        reasons = {} if has_backbone else {"unfreeze_epoch": "it has no backbone that could be frozen"}
+        if isinstance(self.train.images, Pixels) and not (isinstance(model, GridEncoder) and has_backbone):
+            reasons["drop_regions"] = "it makes one vector of an image, not regions"
+        return reasons
+
+    def augmentations(self, settings: TrainSettings, model: RetrievalModel) -> tuple[str, ...]:
+        """Flags that augment what this model reads, with usual values."""
+        useless = self.without_effect(settings) | self._without_effect_on(model)
+        usual = {"drop_regions": 0.2, "drop_words": 0.2, "crop": "half"}
+        return tuple(f"{flag(name)} {value}" for name, value in usual.items() if name not in useless)
+
+    def fitted(self, settings: TrainSettings) -> TrainSettings:
+        """The settings with a batch that is not larger than the training split.
+
+        With --captions-per-image a batch is of images.
+        """
+        pairs = self.train.pairs
+        items = len(pairs[:, 0].unique()) if settings.captions_per_image is not None else len(pairs)
+        return settings if settings.batch_size <= items or items < 2 else replace(settings, batch_size=items)
 
     def retriever(self, model: RetrievalModel) -> Retriever:
         return Retriever(self.system, model, self.preprocessor)
+
+
+def _refuse_unless_of_recipe(settings: TrainSettings, name: str, why: str) -> None:
+    value, default = getattr(settings, name), TrainSettings.__dataclass_fields__[name].default
+    if value not in (default, training_defaults(settings.model, settings.round).get(name, default)):
+        raise ValueError(f"{flag(name)} {value} would do nothing for {settings.model}: {why}")
 
 
 def prepare_data(settings: TrainSettings, data: DataSet | None = None) -> PreparedData:
@@ -234,10 +304,9 @@ def _images(data: DataSet, spec: SystemSpec, model_settings: dict[str, Any], set
 
         return read, {}, {"pixels": pixels}
     if split.features is None:
-        other = "text-towers" if data.sides.image_is_text else "on pixels"
-        raise ValueError(
-            f"{data.path} has no {data.sides.image} features: run `tercet features` first, or train {other}"
-        )
+        on_pixels = f", or train on pixels with --model-settings {spec.vision}=NAME" if spec.vision else ""
+        other = ", or train text-towers" if data.sides.image_is_text else on_pixels
+        raise ValueError(f"{data.path} has no {data.sides.image} features: run `tercet features` first{other}")
     if spec.regions and len(split.features.shape) != 3:
         raise ValueError(
             f"{data.path} has one feature vector per image, and {settings.model} needs several regions: choose others "
@@ -360,7 +429,7 @@ def _checksum_of_code(name: str | None) -> str | None:
 
 def run_id_of(settings: TrainSettings, prepared: PreparedData) -> str:
     """Return the hash of settings and data that names the run."""
-    return hash_identity(resolve(settings)[2], prepared)
+    return hash_identity(resolve(prepared.fitted(settings))[2], prepared)
 
 
 def hash_identity(identity: dict[str, Any], prepared: PreparedData) -> str:

@@ -169,6 +169,9 @@ class TrainSettings:
     """Batches per optimizer step; gradients are averaged. Negatives come from the same batch only: see --grad-cache."""
     frozen: Names = ()
     """Parameters not to train, by name prefix."""
+    lora: int | None = None
+    """LoRA: train updates of rank N of the linear layers of Hugging Face towers (CLIP, SigLIP, BERT, ViT, ...) and what
+    is outside of them. Saved weights are merged. Usual learning rates are about ten times higher. None: off."""
     unfreeze_epoch: int = 0
     """Keep the backbone frozen before this epoch."""
     ramp_epoch: int | None = None
@@ -177,13 +180,17 @@ class TrainSettings:
     grad_cache: int | None = None
     """GradCache: encode N items at a time with the exact gradient of the whole batch, for batches that do not fit into
     memory. None: off."""
-    precision: Literal["float32", "bf16", "float64"] = "float32"
-    """bf16: encoders run in mixed precision, similarities and their gradients stay in float32."""
+    precision: Literal["float32", "bf16", "fp16", "float64"] = "float32"
+    """bf16, fp16: encoders run in mixed precision, similarities and their gradients stay in float32. fp16 scales the
+    gradient, and leaves out the steps in which it overflows."""
     compile: bool = False
     """Compile the encoders with torch.compile. Results differ in the last digits."""
 
     select_metric: str = "rsum"
     """Validation metric that selects the best epoch; + adds metrics: i2t_r1+t2i_r1."""
+    patience: int | None = None
+    """Early stopping: end after N validations without improvement. Not in comparisons, whose runs make equal numbers of
+    steps. None: train all epochs."""
     cocos_every: int = 20
     """Log contributing-sample counts every N steps; 0 disables."""
 
@@ -197,12 +204,13 @@ class TrainSettings:
     """Steps between checkpoints. One is also written after every epoch."""
     trust: tuple[Path, ...] = ()
     """Python files that may be run although only --config or --init-from names them."""
-    workers: int = 0
-    """Threads that prefetch batches; 0: no prefetching."""
+    workers: int | None = None
+    """Threads that prefetch batches; 0: no prefetching. None: two for models that decode images, none for others."""
     device: str | None = None
     """cpu, cuda, cuda:1, ... None: cuda if available, else cpu."""
-    tensorboard: bool = False
-    """Also write the content of metrics.jsonl as TensorBoard events to the run folder."""
+    report_to: Annotated[tuple[Literal["tensorboard", "wandb"], ...], tyro.conf.arg(metavar="TOOL ...")] = ()
+    """Also write the content of metrics.jsonl for these tools, to the run folder. wandb is offline unless WANDB_MODE
+    says otherwise: `wandb sync` uploads it."""
 
     def __post_init__(self) -> None:
         name, settings = split_settings(self.objective)
@@ -213,7 +221,7 @@ class TrainSettings:
 
 
 # How a run is executed, not what it computes: two runs that differ only in these are the same run.
-EXECUTION_SETTINGS = ("config", "trust", "runs", "resume", "checkpoint_every", "workers", "device", "tensorboard")
+EXECUTION_SETTINGS = ("config", "trust", "runs", "resume", "checkpoint_every", "workers", "device", "report_to")
 NEEDS_MINED = ("mined_as_candidates", "mine_every", "round", "mined_top", "mined_draw")
 LOSS_WEIGHTS = ("caption_weight", "itm_weight", "objective_weight")
 SETTING_NAMES = [item.name for item in fields(TrainSettings)]
@@ -234,6 +242,8 @@ MIN_VALUES = {
     "mined_top": 1,
     "mine_every": 1,
     "queue_size": 1,
+    "lora": 1,
+    "patience": 1,
 }
 CODE_SETTINGS = {"model": "model_source", "objective": "objective_source", "warmup_objective": "warmup_source"}
 """Settings that may name a Python file -> the key with its checksum in a run's settings.json."""
@@ -431,11 +441,18 @@ def _check_combinations(settings: TrainSettings) -> None:
             "--grad-cache cannot be combined with --caption-weight or --itm-weight: it encodes images and captions "
             "separately"
         )
+    if settings.lora is not None and (settings.unfreeze_epoch or settings.frozen):
+        other = "--unfreeze-epoch" if settings.unfreeze_epoch else "--frozen"
+        raise ValueError(f"--lora freezes the towers itself and cannot be combined with {other}")
     if settings.validation_split == settings.test_split:
         raise ValueError(
             f"--validation-split and --test-split must differ, got {settings.test_split} for both: weights are never "
             "selected on test"
         )
+    if settings.warmup_objective is None and settings.warmup_objective_epochs != 1:
+        raise ValueError("--warmup-objective-epochs needs --warmup-objective")
+    if settings.decay != 0.1 and not (settings.schedule == "steps" and settings.decay_epochs):
+        raise ValueError("--decay needs --schedule steps and --decay-epochs")
     if settings.warmup_objective is not None and settings.warmup_objective_epochs < 1:
         raise ValueError(
             f"--warmup-objective needs --warmup-objective-epochs of at least 1, got {settings.warmup_objective_epochs}"

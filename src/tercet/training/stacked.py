@@ -32,7 +32,7 @@ from tercet.training.monitor import PeakMemory
 from tercet.training.prepare import PreparedData, prepare_data
 from tercet.training.runtime import to_device
 from tercet.training.settings import TrainSettings
-from tercet.training.step import Outcome
+from tercet.training.step import HALF_PRECISION, Outcome
 from tercet.training.train import (
     Loop,
     ResolvedRun,
@@ -49,15 +49,8 @@ from tercet.types import Batch
 EQUAL_IN_A_STACK = ("model", "model_settings", "precision", "device")
 DECIDE_THE_BATCHES = ("seed", "batch_size", "captions_per_image", "epoch_steps", "positives", "ignore_equal_text")
 NOT_IN_A_STACK = (
-    "mined",
-    "grades",
-    "queue_size",
-    "grad_cache",
-    "grad_accum_steps",
-    "compile",
-    "frozen",
-    "caption_weight",
-    "itm_weight",
+    *("mined", "grades", "queue_size", "grad_cache", "grad_accum_steps", "compile", "frozen", "lora"),
+    *("caption_weight", "itm_weight"),
 )
 """Settings with which a run is trained alone, unless they have their defaults."""
 
@@ -78,7 +71,7 @@ def stack_key(settings: TrainSettings, prepared: PreparedData) -> Hashable | Non
         or any(is_file_name(name) or is_in_memory(name) or make_objective(name).states for name in names)
         or any("learn" in each for each in (settings.objective_settings, *own_settings))
         or any(getattr(settings, name) != defaults[name].default for name in NOT_IN_A_STACK)
-        or settings.precision == "bf16"
+        or settings.precision in HALF_PRECISION
     ):
         return None
     return tuple(repr(getattr(settings, name)) for name in EQUAL_IN_A_STACK)

@@ -32,6 +32,7 @@ from tercet.types import Batch, MinedItems, Similarity
 Named = Mapping[str, Any]
 """Objective settings that the user set explicitly."""
 
+HALF_PRECISION = {"bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_DENSE_ENTRIES = 1 << 20  # largest S that is computed as a whole next to mined members
 _BUFFERS = BufferPool()
 
@@ -239,9 +240,9 @@ class Step:
         return _widened(images), _widened(captions), self.auxiliary_weight * loss
 
     def _autocast(self, items: Tensor) -> Any:
-        if self.settings.precision != "bf16":
+        if self.settings.precision not in HALF_PRECISION:
             return nullcontext()
-        return torch.autocast(items.device.type, dtype=torch.bfloat16)
+        return torch.autocast(items.device.type, dtype=HALF_PRECISION[self.settings.precision])
 
 
 def facts_of(batch: Batch, images: Tensor, captions: Tensor, number: int) -> BatchFacts:
@@ -288,5 +289,5 @@ def _detached(members: MinedMembers | None) -> MinedMembers | None:
 
 
 def _widened(encoded: Tensor) -> Tensor:
-    """bfloat16 to float32: similarities and their gradients never have half precision."""
-    return encoded.float() if encoded.dtype == torch.bfloat16 else encoded
+    """To float32: similarities and their gradients never have half precision."""
+    return encoded.float() if encoded.dtype in HALF_PRECISION.values() else encoded

@@ -10,6 +10,7 @@ import hashlib
 import math
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +29,7 @@ from tercet.data.grades import Grades, read_grades
 from tercet.data.hard_negatives import MinedTable, open_mined
 from tercet.data.samplers import BatchIndices, EpochSampler
 from tercet.data.transforms import Pixels
-from tercet.inference import WEIGHTS, weights_of
+from tercet.inference import WEIGHTS, as_safetensors
 from tercet.interfaces import Objective, RetrievalModel, TrainableBackbone
 from tercet.interrupt import Interrupt
 from tercet.models import preset
@@ -42,12 +43,12 @@ from tercet.training.automatic_splits import with_splits
 from tercet.training.checkpoint import newest_state, owned, save_state, state_at
 from tercet.training.eval_loop import evaluate_split, selection_value
 from tercet.training.grad_cache import refuse_batch_norm
+from tercet.training.lora import merged_state, remove_adapters
 from tercet.training.mine_run import filters_of_table, table_of_epoch
 from tercet.training.monitor import (
     HealthMonitor,
     NotFiniteError,
     PeakMemory,
-    TensorBoardLog,
     Throughput,
     batch_triplets,
     not_finite_error,
@@ -55,6 +56,7 @@ from tercet.training.monitor import (
 from tercet.training.moving_average import MovingAverage
 from tercet.training.optim import freeze, make_optimizer, schedule
 from tercet.training.prepare import PreparedData, hash_identity, name_objects, prepare_data, resolve
+from tercet.training.report_to import Reports
 from tercet.training.runtime import select_device, to_device
 from tercet.training.settings import TrainSettings, train_settings
 from tercet.training.step import Outcome, Step, apply_scale, facts_of, scale_and_bias, with_model_bias
@@ -96,6 +98,8 @@ class ResolvedRun:
     device: torch.device
     identity: dict[str, Any]
     run_id: str
+    notes: tuple[str, ...] = ()
+    """What the user should know about the settings."""
 
     def finished(self) -> Trained | None:
         """The result, if the run was made before; `ValueError` with --no-resume."""
@@ -117,11 +121,14 @@ class ResolvedRun:
         """The loop, with the model as it was at the newest checkpoint."""
         settings, prepared = self.settings, self.prepared
         model = prepared.model(settings)
+        prepared.check_effective_for(model, settings)
         mined = None if settings.mined is None else open_mined(settings.mined, prepared.train)
         if settings.mine_every is not None and settings.mined is not None:
             filters_of_table(settings.mined)  # raises now instead of after the first epochs
         splits = prepared.train, prepared.validation, prepared.test
         loop = Loop(model, splits, self.objectives, settings, folder, progress, self.device, mined)
+        for note in self.notes:
+            progress.log(note)
         loop.restore()
         if runtime.is_main_process():
             prepared.retriever(model).write_description(folder)
@@ -149,6 +156,10 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
         prepared = prepare_data(settings, opened)
         if runtime.is_main_process():
             print_skipped(prepared.skipped)
+    given, settings = settings.batch_size, prepared.fitted(settings)
+    notes: tuple[str, ...] = ()
+    if settings.batch_size < given:
+        notes = (f"the batch is all of the training split: {settings.batch_size} items, fewer than {given}",)
     main, warmup, identity = resolve(settings)
     prepared.check_effective(settings)
     if runtime.world()[1] > 1 and prepared.train.more_pairs is not None and settings.positives == "ids":
@@ -157,7 +168,7 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
             f"{prepared.name} has {sides.captions} of several {sides.images}: several processes support one each"
         )
     run_id = hash_identity(identity, prepared)
-    return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id)
+    return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id, notes)
 
 
 def finished_run(folder: Path) -> Trained:
@@ -200,6 +211,7 @@ def open_loop(run: ResolvedRun, folder: Path, progress: RunProgress, memory: Pea
         try:
             loop = run.make_loop(folder, progress)
             yield loop
+            loop.reports.close()
         except ValueError as error:
             if not runs.has_started(folder) and not isinstance(error, NotFiniteError):
                 shutil.rmtree(folder)  # rejected before the first checkpoint: leave nothing half-written
@@ -227,6 +239,8 @@ class TrainState:
     """Captions processed, repetitions included."""
     seconds: float = 0.0
     """Training time up to the checkpoint, summed over all resumes."""
+    skipped: int = 0
+    """Steps that were left out because a gradient in half precision overflowed."""
     stacked_steps: int = 0
     """Steps that were made together with those of other runs: their sums are rounded in another order."""
     metrics_length: int = 0
@@ -235,6 +249,7 @@ class TrainState:
     """Of the selected weights."""
 
 
+DECODING_WORKERS = 2  # threads that prefetch batches of images, if --workers is not given
 StepBatches = list[tuple[Batch, BatchIndices]]
 """The batches whose gradients one step averages."""
 
@@ -291,6 +306,8 @@ class Loop:
         crop = settings.crop if isinstance(self.data.images, Pixels) else "none"
         if settings.mined_as_candidates and not model.dot_product:
             raise ValueError("--mined-as-candidates is for dual encoders: the similarity must be a dot product")
+        decodes = isinstance(self.data.images, Pixels)
+        self.workers = (DECODING_WORKERS if decodes else 0) if settings.workers is None else settings.workers
         self.collator = Collator(
             self.data,
             SizeAugmentation(settings.drop_regions, settings.drop_words),
@@ -322,7 +339,8 @@ class Loop:
         self._clock_start = time.perf_counter()
         self.status: dict[str, str] = {}
         self.throughput = Throughput()
-        self.board = TensorBoardLog(folder) if settings.tensorboard and self.is_main else None
+        self.scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
+        self.reports = Reports(settings.report_to if self.is_main else (), folder)
 
     def run(self) -> None:
         """Train from the current state, validating after each epoch, and evaluate the selected weights."""
@@ -339,6 +357,8 @@ class Loop:
         settings, state = self.settings, self.state
         self._check_data()
         for epoch in range(state.epoch, settings.epochs):
+            if self._is_out_of_patience():
+                break
             self._start_epoch(epoch)
             objective = self.objectives[0 if epoch < settings.warmup_objective_epochs else 1]
             for step_batches in batches(epoch):
@@ -364,7 +384,7 @@ class Loop:
         """The batches of every step of an epoch that is still to be made, on the device."""
         accumulated = self.settings.grad_accum_steps
         index_batches = self.sampler.epoch(epoch)[self.state.position * accumulated :]
-        fetched = self.collator.run(index_batches, workers=self.settings.workers)
+        fetched = self.collator.run(index_batches, workers=self.workers)
         for start in range(0, len(index_batches), accumulated):
             self.throughput.start_waiting()
             batches = [
@@ -378,15 +398,16 @@ class Loop:
         began = time.perf_counter()
         self.optimizer.zero_grad()
         outcomes, self.step.number = [], self.state.step
+        scale = self.scaler.scale(torch.ones((), device=self.device)).item()  # 1 unless --precision fp16
         for batch, indices in work.batches:
-            factor = work.ramp / len(work.batches)
-            outcome = self.step(work.objective, batch, indices.seed, factor)
+            outcome = self.step(work.objective, batch, indices.seed, scale * work.ramp / len(work.batches))
             if self.queue is not None:
                 outcomes.append((batch, outcome))
         self.stopping = self.interrupt.requested
         if self.processes > 1:  # all stop after the same step, though a signal reaches them at different moments
             self.stopping = runtime.average_gradients(self.model, self.stopping)
             runtime.average_gradients(self.objective_module)
+        self._unscale()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm).item()
         self.update(work, outcome, norm, began)
         if self.queue is not None:
@@ -402,14 +423,24 @@ class Loop:
                 embeddings = self.average.encode(batch)
             queue.push(*embeddings, image_ids=batch.image_ids, caption_ids=batch.caption_ids)
 
+    def _unscale(self) -> None:
+        """Divide the gradients by the factor of the scaler, which avoids underflow in float16."""
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+
     def update(self, work: StepWork, outcome: Outcome, norm: float, began: float) -> None:
         """Update the weights by their clipped gradients, whose norm was `norm`; check, count and log the step."""
         settings, state, batch = self.settings, self.state, work.batches[-1][0]
-        if not (math.isfinite(outcome.scalar) and math.isfinite(norm)):
+        overflowed = self.scaler.get_scale() > 1 and not math.isfinite(norm)
+        if not (math.isfinite(outcome.scalar) and (math.isfinite(norm) or overflowed)):
             raise not_finite_error(batch, outcome.images, outcome.captions, self.model)
-        self.optimizer.step()
-        self.schedule.step()
-        state.clipped += norm > self.max_norm
+        state.skipped += overflowed
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)  # left out by fp16
+            self.schedule.step()
+        state.clipped += norm > self.max_norm and not overflowed
         if settings.cocos_every and state.step % settings.cocos_every == 0:
             self._log_cocos(work.objective, batch, outcome, norm)
         if settings.cocos_every and state.position + 1 == self.steps_per_epoch:
@@ -419,6 +450,15 @@ class Loop:
         state.pairs += sum(len(indices.captions) for _, indices in work.batches)
         self.throughput.step_done(began, sum(len(batch.caption_ids) for batch, _ in work.batches))
         self.progress.step(state.step, self.total, self.status | self.throughput.status())
+
+    def _is_out_of_patience(self) -> bool:
+        """Whether the last validations, as many as --patience, were all below the best one."""
+        patience, state = self.settings.patience, self.state
+        if patience is None or not runtime.any_process(self.is_main and state.epoch - 1 - state.best_epoch >= patience):
+            return False
+        best = f"epoch {state.best_epoch + 1} is the best"
+        self.progress.log(f"stopped after {state.epoch} epochs: {patience} validations without improvement, {best}")
+        return True
 
     def _check_data(self) -> None:
         if not self.settings.ignore_equal_text:
@@ -457,7 +497,7 @@ class Loop:
         return metrics
 
     def _write_weights(self) -> None:
-        content = weights_of(self.model)
+        content = as_safetensors(merged_state(self.model))
         self.state.weights_checksum = hashlib.sha256(content).hexdigest()
         atomic_write(self.folder / WEIGHTS, content)
 
@@ -467,10 +507,13 @@ class Loop:
             return
         line: dict[str, Any] = {"final": True, "step": self.state.step, "clipped_steps": self.state.clipped}
         line["pairs_seen"] = self.state.pairs
+        if self.settings.precision == "fp16":
+            line["skipped_steps"] = self.state.skipped
         held_out = self.test if self.test is not None else self.validation
         if held_out is None:
             self.metrics.append(line)
             return
+        remove_adapters(self.model)
         self.model.load_state_dict(_read_weights(self.folder / WEIGHTS, self.state.weights_checksum, self.device))
         evaluation = evaluate_split(self.model, held_out)
         runs.write_ranks(self.folder, evaluation.ranks.arrays())
@@ -493,6 +536,7 @@ class Loop:
         if checkpoint is not None:
             self.model.load_state_dict(checkpoint["model"])
             self.optimizer.load_state_dict(checkpoint["optimizer"])
+            self.scaler.load_state_dict(checkpoint["scaler"])
             for part, saved in zip(self.objective_states, checkpoint["objective"], strict=True):
                 part.load_state_dict(saved)
             if self.queue is not None:
@@ -524,6 +568,7 @@ class Loop:
                 "model": {name: owned(tensor) for name, tensor in self.model.state_dict().items()},
                 "optimizer": self.optimizer.state_dict(),
                 "objective": [part.state_dict() for part in self.objective_states],
+                "scaler": self.scaler.state_dict(),
                 "state": asdict(self.state),
             }
             if self.queue is not None:
@@ -545,8 +590,7 @@ class Loop:
     # Logs.
 
     def _log_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        if self.board is not None:
-            self.board.write(self.folder)
+        self.reports.update()
         if not metrics:
             return
         shown = [f"{self.data.sides.short(way)} R@1 {metrics[f'{way}_r1']:.1f}" for way in ("i2t", "t2i")]

@@ -18,7 +18,6 @@ from tercet.analysis.diagnostics.rules import (
 )
 from tercet.names import flag
 from tercet.training.settings import TrainSettings
-from tercet.types import Sides
 
 DOCS = Path(__file__).parents[3] / "docs"
 HEALTHY = Measurements(
@@ -71,6 +70,13 @@ def test_each_fault_is_found_alone_with_its_numbers(name):
     assert [finding.name for finding in findings] == [name]
     assert re.search(r"\d", findings[0].description)
     assert "--" in findings[0].advice or "tercet" in findings[0].advice
+
+
+def test_augmentations_are_advised_only_where_they_do_something():
+    (finding,) = diagnose(replace(HEALTHY, **FAULTY["over-fitting"]))
+    assert "more --weight-decay, a smaller model" in finding.advice
+    (finding,) = diagnose(replace(HEALTHY, **FAULTY["over-fitting"], augmentations=("--drop-words 0.2",)))
+    assert "more --weight-decay, --drop-words 0.2, a smaller model" in finding.advice
 
 
 def test_every_row_of_the_table_can_be_found():
@@ -145,7 +151,7 @@ def test_while_validation_clearly_rises_a_flat_space_is_under_training():
     assert names(replace(flat, rise=0.29, fall=0.0, ahead_i2t=0.5, ahead_t2i=0.5)) == ["collapse"]  # by chance
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Measurements) if field.type not in (int, Sides)])
+@pytest.mark.parametrize("name", [field.name for field in fields(Measurements) if field.type in (float, float | None)])
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 def test_a_non_finite_measurement_is_a_finding(name, value):
     finding = diagnose(replace(HEALTHY, **{name: value}))[0]

@@ -60,11 +60,13 @@ class Measurements:
     train_rsum: float
     """On as many training images as there are held-out images."""
     held_out_rsum: float
+    augmentations: tuple[str, ...] = ()
+    """Settings that augment the inputs of this model."""
     sides: Sides = IMAGE_TEXT
 
     def numbers(self) -> dict[str, Any]:
         """Name -> measurement."""
-        return {name: value for name, value in asdict(self).items() if name != "sides"}
+        return {name: value for name, value in asdict(self).items() if name not in ("sides", "augmentations")}
 
     @property
     def imbalance(self) -> float:

@@ -25,6 +25,7 @@ class DiagnosticRule:
     describe: Callable[[Measurements], str]
     """One sentence with the measured numbers."""
     advice: str
+    """What to try; `{augmentations}` in it is replaced by those that the model's inputs can have."""
     missing_reason: Callable[[Measurements], str] = lambda _: "not measured"
     explained_by: tuple[str, ...] = ()
     """Rules that explain this one: if one of them is triggered, this one is not a finding of its own."""
@@ -47,6 +48,11 @@ class DiagnosticRule:
             return False  # `diagnose` reports non-finite values
         return value > self.threshold if self.worse == "above" else value < self.threshold
 
+    def finding(self, measurements: Measurements) -> "Finding":
+        augmentations = "".join(f"{each}, " for each in measurements.augmentations)
+        advice = self.advice.replace("{augmentations}", augmentations)
+        return Finding(self.name, self.describe(measurements), f"{self.quantity}: faulty if {self.limit}", advice)
+
     def explaining_rules(self, measurements: Measurements) -> tuple[str, ...]:
         if measurements.is_rising and self.explained_while_rising is not None:
             return self.explained_while_rising
@@ -67,11 +73,8 @@ class Finding:
 def diagnose(measurements: Measurements) -> list[Finding]:
     """All findings: non-finite measurements first, then triggered rules in the order of the table."""
     explained = findings_that_explain(measurements)
-    return _non_finite(measurements) + [
-        Finding(rule.name, rule.describe(measurements), f"{rule.quantity}: faulty if {rule.limit}", rule.advice)
-        for rule in RULES
-        if rule.is_triggered(measurements) and rule.name not in explained
-    ]
+    triggered = [rule for rule in RULES if rule.is_triggered(measurements) and rule.name not in explained]
+    return _non_finite(measurements) + [rule.finding(measurements) for rule in triggered]
 
 
 def findings_that_explain(measurements: Measurements) -> dict[str, list[str]]:
@@ -288,9 +291,8 @@ RULES = (
             f"{m.sides.images} "
             f"and {m.held_out_rsum:.0f} on as many held-out {m.sides.images}."
         ),
-        advice="Fewer --epochs, a --schedule that decays to 0 (cosine), more --weight-decay, --drop-regions 0.2 "
-        "or --drop-words 0.2 if the model reads regions or words, a smaller model, or more data. The saved weights are "
-        "those of the best epoch.",
+        advice="Fewer --epochs, a --schedule that decays to 0 (cosine), more --weight-decay, {augmentations}a "
+        "smaller model, or more data. The saved weights are those of the best epoch; --patience ends training there.",
         missing_reason=_no_curve,
         explained_by=("collapse", "unbalanced directions"),
     ),

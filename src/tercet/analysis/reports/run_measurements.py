@@ -72,6 +72,7 @@ def measure_run(loaded: LoadedRun) -> tuple[Measurements, list[Leak]]:
         **_curve_measurements(loaded),
         **_rsum_measurements(sample),
         leaked=len(leaks) / len(_with_positives(held_out)),
+        augmentations=loaded.prepared.augmentations(loaded.settings, loaded.model),
         sides=held_out.sides,
     )
     return measurements, leaks

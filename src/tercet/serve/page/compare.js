@@ -6,6 +6,7 @@ import { resultItem } from "./results.js";
 const $ = (id) => document.getElementById(id);
 const MAX_COMPARED_INDEXES = 3; // as on the server
 let initialized = false, names = [], requestedIndexes = null /* from the URL */;
+let isCaption = false; // whether the query is a caption of an image: then the right results are known
 let retry = null; // comparison to repeat once the indexes have been loaded
 
 const checkboxes = () => [...$("compare-indexes").querySelectorAll("input")];
@@ -20,8 +21,8 @@ function initialize() {
   $("find-differences").addEventListener("click", findDifferences);
 }
 
-function compareHash(q, indexes) {
-  const params = new URLSearchParams({ q });
+function compareHash(q, indexes, caption = false) {
+  const params = new URLSearchParams({ q, ...(caption && { caption: 1 }) });
   for (const name of indexes) params.append("index", name);
   return `#compare?${params}`;
 }
@@ -36,6 +37,7 @@ function navigate(q) {
 export function show(params, about) {
   if (!initialized) initialize();
   requestedIndexes = params.getAll("index");
+  isCaption = params.has("caption");
   if (about) updateIndexes(about);
   const q = params.get("q");
   if (!q) return;
@@ -76,22 +78,30 @@ async function compare(q) {
     const response = await fetchLatest("compare", "/api/compare", { q, index });
     if (!response) return;
     const first = response.indexes[0];
-    $("compare-status").textContent = `"${q}": arrows compare each rank with that under ${first}.`;
+    const isRight = (hit) => hit.captions.includes(q);
+    const known = isCaption || response.columns.some((column) => column.some(isRight));
+    const judged = known ? " The query is a caption: its image is marked as right, the others as another image." : "";
+    const [shared, largest] = [response.shared_images, Math.max(...response.images)];
+    const partly = shared < largest ? ` Only ${shared.toLocaleString("en")} images are in all of these indexes (${response.images.map((n) => n.toLocaleString("en")).join(", ")}): ranks count the others too.` : "";
+    $("compare-status").textContent = `"${q}": arrows compare each rank with that under ${first}.${judged}${partly}`;
     $("columns").replaceChildren(...response.columns.map((column, n) => element("section", {},
       element("h3", {}, response.indexes[n]),
-      element("ol", { "aria-label": response.indexes[n] }, ...column.map((hit) => resultItem(hit, response.indexes[n], q, n ? rankChange(hit, first) : null))))));
+      element("ol", { "aria-label": response.indexes[n] }, ...column.map((hit) => resultItem(hit, response.indexes[n], q, known ? judgement(isRight(hit)) : null, n ? rankChange(hit, first) : null))))));
   } catch (error) {
     $("compare-status").textContent = error.message;
+    $("columns").replaceChildren();
     if (error.status === 503) retry = () => compare(q);
   }
 }
 
+/** Whether this is the image of the query, which is a caption. Only this has a colour: a change of rank is neither. */
+const judgement = (right) => element("span", { className: right ? "right" : "wrong" }, right ? " \u2713 right" : " \u2717 another image");
+
 function rankChange(hit, first) {
   const firstRank = hit.ranks[0];
-  if (firstRank === null) return element("span", { className: "up" }, ` not found under ${first}`);
+  if (firstRank === null) return element("span", {}, ` not found under ${first}`);
   if (firstRank === hit.rank) return element("span", {}, " same rank");
-  const up = firstRank > hit.rank;
-  return element("span", { className: up ? "up" : "down" }, ` ${up ? "\u25b2" : "\u25bc"} ${firstRank.toLocaleString("en")} under ${first}`);
+  return element("span", {}, ` ${firstRank > hit.rank ? "\u25b2" : "\u25bc"} ${firstRank.toLocaleString("en")} under ${first}`);
 }
 
 async function findDifferences() {
@@ -105,7 +115,7 @@ async function findDifferences() {
     $("differences").replaceChildren(element("table", {},
       element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))),
       element("tbody", {}, ...differences.map(({ query, ranks }) => element("tr", {},
-        element("th", { scope: "row" }, element("a", { href: compareHash(query, index) }, query)),
+        element("th", { scope: "row" }, element("a", { href: compareHash(query, index, true) }, query)),
         ...ranks.map((rank) => element("td", {}, rank === null ? "not re-ranked" : rank.toLocaleString("en"))))))));
   } catch (error) {
     $("differences-status").textContent = error.message;

@@ -12,6 +12,7 @@ const checked = new Map(); // run name -> whether the user checked or unchecked 
 const curves = new Map(); // run name -> { lines, content }: curves, valid while the run has this many lines
 let initialized = false, timer = null, lastContent = "";
 let runs = [];
+let order = { column: null, descending: true }; // of the table; null: most recent first
 
 function initialize() {
   initialized = true;
@@ -73,26 +74,69 @@ function runState(run) {
   return isTraining(run) ? element("span", { className: "live" }, epoch) : `stopped at ${epoch}`;
 }
 
-function metricsTable(firstColumns, rows) {
-  const head = [...firstColumns, ...METRICS.map((metric) => NAMES[metric])];
+function metricsTable(firstColumns, rows, header = (text) => element("th", { scope: "col" }, text)) {
+  const columns = [...firstColumns.map((name) => [name, name]), ...METRICS.map((metric) => [NAMES[metric], metric])];
   return element("table", {},
-    element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))), element("tbody", {}, ...rows));
+    element("thead", {}, element("tr", {}, ...columns.map(([text, key]) => header(text, key)))), element("tbody", {}, ...rows));
+}
+
+/** What a column of the table of runs is sorted by. */
+const sortKey = (run, column) => column === "run" ? runTitle(run) : column === "state" ? Number(run.finished) : run.metrics[column] ?? -Infinity;
+
+function sortedRuns() {
+  if (!order.column) return runs;
+  const sign = order.descending ? -1 : 1, key = (run) => sortKey(run, order.column);
+  return [...runs].sort((a, b) => sign * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
+}
+
+function sortHeader(text, column) {
+  const sorted = order.column === column;
+  const button = element("button", { type: "button", className: "sort", onclick: () => {
+    order = { column, descending: sorted ? !order.descending : column !== "run" };
+    showRuns();
+    $("runs-table").querySelector(`[data-column="${column}"]`).focus();
+  } }, `${text}${sorted ? (order.descending ? " \u25bc" : " \u25b2") : ""}`);
+  button.dataset.column = column;
+  return element("th", { scope: "col", "aria-sort": sorted ? (order.descending ? "descending" : "ascending") : "none" }, button);
+}
+
+const indexButton = (run) => run.index_commands.length
+  ? element("button", { type: "button", className: "small", onclick: () => showIndexCommands(run) }, "Index this run") : null;
+
+/** Show the commands that make an index of a run and serve it, to copy: the page itself starts no work. */
+function showIndexCommands(run) {
+  const code = element("code", {}, run.index_commands.join("\n"));
+  const copied = element("span", { role: "status" });
+  const copy = element("button", { type: "button", onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      copied.textContent = " copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      copied.textContent = " selected: copy it with the keyboard";
+    }
+  } }, "Copy");
+  $("item-title").textContent = `Index ${runTitle(run)}`;
+  $("item-content").replaceChildren(
+    element("p", {}, "Run these commands in the folder that holds the runs folder; PHOTOS is your folder of images or your dataset."),
+    element("pre", { className: "code-line" }, code), element("p", {}, copy, copied));
+  $("item").showModal();
 }
 
 function showRuns() {
   const plotted = plottedRuns().map((run) => run.name);
-  const rows = runs.map((run) => {
+  const rows = sortedRuns().map((run) => {
     const position = plotted.indexOf(run.name);
     const box = element("input", { type: "checkbox", checked: position >= 0, onchange: async () => { checked.set(run.name, box.checked); showRuns(); await plot(); } });
     const swatch = element("span", { className: "swatch" });
     swatch.style.background = position >= 0 ? seriesColour(position) : "transparent";
     return element("tr", { title: run.name },
-      element("th", { scope: "row" }, element("label", {}, box, " ", swatch, runTitle(run))),
+      element("th", { scope: "row" }, element("label", {}, box, " ", swatch, runTitle(run)), element("span", { className: "folder" }, run.name), indexButton(run)),
       element("td", {}, runState(run)),
       ...METRICS.map((metric) => element("td", {}, run.metrics[metric]?.toFixed(1) ?? "")));
   });
   const focused = document.activeElement?.closest?.("#runs-table tr")?.title;
-  $("runs-table").replaceChildren(metricsTable(["run", "state"], rows));
+  $("runs-table").replaceChildren(metricsTable(["run", "state"], rows, sortHeader));
   if (focused) $("runs-table").querySelector(`tr[title="${CSS.escape(focused)}"] input`)?.focus();
 }
 

@@ -3,6 +3,7 @@
 import { element, fetchLatest } from "./api.js";
 import { resultItem } from "./results.js";
 
+const PLACEHOLDER = "two dogs in snow"; // as in index.html
 const $ = (id) => document.getElementById(id);
 let initialized = false, requestedIndex = null /* from the URL */, queryImage = null, queryImageUrl = null;
 let retry = null; // search to repeat once an index has been loaded
@@ -15,9 +16,9 @@ function initialize() {
   });
   $("index").addEventListener("change", () => {
     requestedIndex = $("index").value;
-    queryImage ? searchByImage(queryImage) : navigate($("q").value.trim());
+    queryImage ? openImage(queryImage) : navigate($("q").value.trim());
   });
-  $("file").addEventListener("change", () => $("file").files[0] && searchByImage($("file").files[0]));
+  $("file").addEventListener("change", () => $("file").files[0] && openImage($("file").files[0]));
   const tab = $("tab-search"), setDropping = (event, on) => {
     event.preventDefault();
     document.body.classList.toggle("dropping", on);
@@ -26,7 +27,7 @@ function initialize() {
   addEventListener("dragleave", (event) => !event.relatedTarget && setDropping(event, false));
   addEventListener("drop", (event) => {
     setDropping(event, false);
-    if (!tab.hidden && event.dataTransfer.files[0]) searchByImage(event.dataTransfer.files[0]);
+    if (!tab.hidden && event.dataTransfer.files[0]) openImage(event.dataTransfer.files[0]);
   });
 }
 
@@ -37,15 +38,31 @@ function navigate(q) {
   else location.hash = hash;
 }
 
+/** Search by an image, with its name in the address. The image itself is not part of it. */
+function openImage(file) {
+  queryImage = file;
+  requestedIndex = $("index").value || requestedIndex;
+  const hash = `#search?${new URLSearchParams({ image: file.name, ...(requestedIndex && { index: requestedIndex }) })}`;
+  if (location.hash === hash) searchByImage(file);
+  else location.hash = hash;
+}
+
 export function show(params) {
   const shownBefore = initialized;
   if (!initialized) initialize();
-  const q = params.get("q");
+  const q = params.get("q"), image = params.get("image");
   requestedIndex = params.get("index");
   if (requestedIndex && [...$("index").options].some((option) => option.value === requestedIndex)) $("index").value = requestedIndex;
+  $("q").placeholder = image ? `images like ${image}` : PLACEHOLDER;
   if (q) {
     $("q").value = q;
     searchByText(q);
+  } else if (image) {
+    $("q").value = "";
+    if (queryImage?.name === image) return searchByImage(queryImage);
+    $("results").replaceChildren();
+    $("query-image").hidden = true;
+    $("search-status").textContent = `Choose ${image} again: an address holds the name of an image, not the image.`;
   } else if (shownBefore) { // reset; but text typed before this script was loaded stays
     $("q").value = $("search-status").textContent = "";
     $("results").replaceChildren();
@@ -71,6 +88,7 @@ const selectedIndex = () => requestedIndex || $("index").value || undefined;
 
 async function searchByText(q) {
   queryImage = null;
+  $("file").value = ""; // so that the same image can be chosen again
   $("query-image").hidden = true;
   await search(() => fetchLatest("search", "/api/search", { q, index: selectedIndex() }), `"${q}"`, q);
 }
