@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tercet import compare
+from tercet import compare, runs
 from tests.commands import tercet
 
 
@@ -46,7 +46,7 @@ def test_help_imports_nothing_heavy():
 def test_user_errors_get_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "file").touch()
     for arguments, message in [
-        (["compar"], "unknown command (did you mean compare?); known: compare"),
+        (["compar"], "unknown command (did you mean compare?); known: fit, compare"),
         (["compare", "--objectives", "tripet"], "did you mean triplet"),
         (["compare", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
         (["compare", "--metric", "i2t_medr"], "'i2t_medr' cannot be tested"),
@@ -71,7 +71,7 @@ def table(folder):
 
 
 def folders(root):
-    return sorted(path.name for path in (root / "runs").iterdir() if not path.name.startswith("comparison_"))
+    return sorted(path.name for path in runs.run_folders(root / "runs"))
 
 
 def test_compare_from_end_to_end_then_again_from_its_run_folders(tmp_path):

@@ -252,7 +252,6 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
     variants = make_variants(settings)
     _check_baseline(settings, variants)
     make_executor = find("executor", settings.executor, EXECUTORS, ENTRY_POINTS)
-    runs.make_root(settings.runs)
     source, opened = with_splits(
         settings.data,
         settings.runs,
@@ -261,6 +260,7 @@ def run_comparison(settings: CompareSettings, console: Console) -> Comparison:
         skip_bad=settings.skip_bad,
         columns=Columns.of(settings),
     )
+    runs.make_root(settings.runs)
     if encodes(settings):  # what does not need the features is checked before they are computed
         _plan(settings, variants, source, before_encoding(settings, opened))
         source = prepare_features(settings, source, opened, console)

@@ -115,12 +115,12 @@ def run_fit(settings: FitSettings, console: Console) -> Fitted:
     make_variants(CompareSettings(objectives=settings.objectives))  # wrong names fail before anything is read
     if settings.model is not None:
         _check_model(settings.model)
-    runs.make_root(settings.runs)
     opened = open_data(settings.data, images=settings.images, skip_bad=True)
     if opened.skipped and not settings.skip_bad:
         raise ValueError(
             f"{settings.data}: {len(opened.skipped):,} items cannot be read: {some_of(opened.skipped)}{REMEDY}"
         )
+    runs.make_root(settings.runs)
     folder = settings.runs / f"fit_{stem_of(settings.data)}_{_identity(settings, opened)}"
     folder.mkdir(exist_ok=True)
     with exclusive_lock(folder):
