@@ -32,4 +32,4 @@ def test_captions_become_queries_and_passages(tmp_path):
     assert files == ["corpus.jsonl", "qrels/dev.tsv", "qrels/test.tsv", "qrels/train.tsv", "queries.jsonl"]
     done = tercet("data", "inspect", tmp_path / "texts")
     assert done.returncode == 0, done.stderr
-    assert "26 queries" in done.stdout
+    assert re.search(r"^train +200 +26 ", done.stdout, flags=re.MULTILINE), done.stdout
