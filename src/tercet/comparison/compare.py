@@ -344,7 +344,8 @@ def _plan(
     for plan in plans.values():
         resolve(plan.settings)
         prepared_datasets[plan.variant.model].check_effective(plan.settings)
-    check_tuning(settings, prepared_datasets)
+    if not settings.no_tune:
+        check_tuning(settings, prepared_datasets)
     return prepared_datasets, plans
 
 

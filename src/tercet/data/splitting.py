@@ -26,7 +26,6 @@ from PIL import Image
 from tercet.console import SILENT, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset
-from tercet.data.formats.builder import DEFAULT_SPLIT
 from tercet.data.formats.split_file import (
     KINDS,
     WHAT,
@@ -79,11 +78,6 @@ class Assignment:
     """Kinds that had to be given up."""
     linked: dict[str, int]
     """Kind -> number of images that have such a link."""
-
-
-def needs_splits(splits: Iterable[str]) -> bool:
-    """Whether data with these splits has none of its own: nothing named one."""
-    return list(splits) == [DEFAULT_SPLIT]
 
 
 def split_images(split: Split, decoded: Sequence[Decoded] | None, seed: int = 0) -> Assignment:

@@ -1,15 +1,17 @@
 """Data without splits gets some before it is used: a split file beside the run folders, with one line that says so."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from tercet import runs
 from tercet.console import ConsoleProgress, print_lines
 from tercet.data.dataset import DataSet
 from tercet.data.formats import ALL_USUAL, open_data
+from tercet.data.formats.builder import DEFAULT_SPLIT
 from tercet.data.formats.columns import Columns
 from tercet.data.formats.split_file import DataSource, checksum, read_summary
-from tercet.data.splitting import needs_splits, write_split_file
+from tercet.data.splitting import write_split_file
 from tercet.names import is_in_memory, short_name
 
 FOLDER = "splits"
@@ -47,6 +49,11 @@ def with_splits(
     if os.environ.get("RANK", "0") == "0":  # under torchrun every process makes the same file
         print_lines(f"{data} has no splits: {read_summary(file)}, in {file}", to_stderr=True)
     return str(file), open_data(file, images=images)
+
+
+def needs_splits(splits: Iterable[str]) -> bool:
+    """Whether data with these splits has none of its own: nothing named one."""
+    return list(splits) == [DEFAULT_SPLIT]
 
 
 def stem_of(data: str) -> str:

@@ -497,7 +497,8 @@ class Loop:
         return metrics
 
     def _write_weights(self) -> None:
-        content = as_safetensors(merged_state(self.model))
+        adapted = self.settings.lora is not None
+        content = as_safetensors(merged_state(self.model) if adapted else self.model.state_dict())
         self.state.weights_checksum = hashlib.sha256(content).hexdigest()
         atomic_write(self.folder / WEIGHTS, content)
 
@@ -513,7 +514,8 @@ class Loop:
         if held_out is None:
             self.metrics.append(line)
             return
-        remove_adapters(self.model)
+        if self.settings.lora is not None:
+            remove_adapters(self.model)
         self.model.load_state_dict(_read_weights(self.folder / WEIGHTS, self.state.weights_checksum, self.device))
         evaluation = evaluate_split(self.model, held_out)
         runs.write_ranks(self.folder, evaluation.ranks.arrays())
