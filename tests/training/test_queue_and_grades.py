@@ -18,6 +18,7 @@ from tercet.data.collate import Collator
 from tercet.data.grades import read_grades
 from tercet.data.samplers import BatchIndices
 from tercet.models import build
+from tercet.training.moving_average import MovingAverage
 from tercet.training.prepare import prepare_data, run_id_of
 from tercet.training.settings import train_settings
 from tercet.training.stacked import stack_key
@@ -193,3 +194,24 @@ def test_a_killed_run_with_a_queue_resumes_with_the_same_weights(tmp_path, kills
     assert_same_run(only_run(tmp_path / "whole"), only_run(killed))
     lines = runs.read_lines(only_run(killed))
     assert any("nt-xent:temperature" in json.dumps(line) for line in lines)
+
+
+def test_a_function_from_python_is_no_term_of_a_run(tmp_path):
+    def pull(S, positives):
+        return -positives.to(S.dtype)
+
+    both = tercet.objective("nt-xent") + 0.5 * tercet.objective(pull)
+    with pytest.raises(ValueError, match="the function pull from Python cannot be a term of a sum in a run"):
+        tercet.train("scenes:40", objective=both, runs=tmp_path)
+    with pytest.raises(ValueError, match="the function pull from Python cannot be a term of a sum in a run"):
+        tercet.compare("scenes:40", objectives=["nt-xent", both], runs=tmp_path)
+
+
+def test_the_moving_average_of_a_tied_parameter_moves_once(without_shape_checks):
+    model = torch.nn.Linear(2, 2)
+    model.tied = model.weight
+    average = MovingAverage(model, momentum=0.75)
+    before = average.model.weight.clone()
+    torch.nn.init.ones_(model.weight)
+    average.update(model)
+    torch.testing.assert_close(average.model.weight, before + 0.25 * (1 - before))

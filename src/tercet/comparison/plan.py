@@ -30,7 +30,7 @@ from tercet.objectives.registry import OBJECTIVES
 from tercet.plugins import is_file_name
 from tercet.training.automatic_splits import stem_of
 from tercet.training.mine_run import filters_of_table
-from tercet.training.prepare import PreparedData, prepare_data
+from tercet.training.prepare import PreparedData, check_sum, prepare_data
 from tercet.training.settings import (
     EXECUTION_SETTINGS,
     NEEDS_MINED,
@@ -128,6 +128,7 @@ def _with_checksums(variants: list[Variant]) -> list[Variant]:
 def parse_variant(spec: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """`nt-xent:temperature=0.05,learning_rate=1e-4` -> name of the objective, its settings, training settings."""
     name, overrides = split_settings(spec)
+    check_sum(name)
     default = objective(name)
     objective_keys = set(default.settings) | {"reduction", "learn"}
     objective_settings = {key: value for key, value in overrides.items() if key in objective_keys}
@@ -309,7 +310,8 @@ def plan_run(variant: Variant, seed: int, common: Mapping[str, Any], prepared_da
     default = prepared.fitted(train_settings({**common, "model": variant.model}))
     pairs = prepared.train.pairs
     max_captions = int(pairs[:, 0].bincount().max()) if len(pairs) else 1
-    captions_per_image = min(CAPTIONS_PER_IMAGE.get(variant.objective, 1), max_captions)
+    names = [term.rpartition("*")[2].split(":")[0] for term in variant.objective.split(" + ")]
+    captions_per_image = min(max(CAPTIONS_PER_IMAGE.get(name, 1) for name in names), max_captions)
     if captions_per_image > 1:
         # Recipes of papers with one positive per query would train it on one caption of each image.
         overrides.setdefault("positives", "ids")

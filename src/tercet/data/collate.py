@@ -166,6 +166,7 @@ class Collator:
             own = indices.images[:, None] == caption_ids[None, :]
             own = own if also_positive is None else own | also_positive
             grades = self.grades.of(indices.images, indices.captions, own)
+            ignored = None if ignored is None else ignored & (grades == 0)
         return Batch(images, captions, *ids, image_lengths, caption_lengths, also_positive, ignored, grades)
 
     def _mined(self, negatives: SampledNegatives, seed: int) -> MinedItems:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from tercet.names import lazy_exports
+from tercet.objectives import ObjectiveLike, RowObjective, objective
 
 PACKAGES = {
     "datasets": "datasets",
@@ -32,6 +33,14 @@ def host(module: str) -> Any:
         if error.name is None or error.name.split(".")[0] != package:
             raise
         raise ValueError(f"{package} is not installed: pip install {PACKAGES[package]}") from None
+
+
+def without_state(which: ObjectiveLike, **settings: Any) -> RowObjective:
+    """The objective; `ValueError` if it has parameters or state, which the host would neither train nor save."""
+    built = objective(which, **settings)
+    if built.states:
+        raise ValueError(f"{built.name} has parameters or state of its own, which this trainer would not train")
+    return built
 
 
 def made_on_first_use(*makers: Callable[[], type]) -> Callable[[str], type]:

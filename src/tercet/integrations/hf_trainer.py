@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tercet.integrations import host, made_on_first_use
-from tercet.objectives import ObjectiveLike, objective
+from tercet.integrations import host, made_on_first_use, without_state
+from tercet.objectives import ObjectiveLike
 from tercet.training.learned_scale import scalar_with_scale
 from tercet.training.watch import Watcher
 
@@ -22,7 +22,7 @@ def compute_loss_func(
     The Trainer multiplies a loss by the number of processes and never divides it by that of accumulated batches; it
     counts the labels of all of them, so that the share of this batch cancels both.
     """
-    built = objective(which, **settings)
+    built = without_state(which, **settings)
 
     def loss(outputs: Any, labels: Tensor | None = None, num_items_in_batch: Any = None) -> Tensor:
         if labels is None:
@@ -30,7 +30,7 @@ def compute_loss_func(
         scale, bias = (getattr(model, name, None) for name in ("logit_scale", "logit_bias"))
         embeddings, ids = (outputs.image_embeds, outputs.text_embeds), {"image_ids": labels, "caption_ids": labels}
         factors = None if scale is None else scale.exp(), bias
-        if watcher is not None:
+        if watcher is not None and outputs.image_embeds.requires_grad:  # not at an evaluation
             watcher(*embeddings, scale=factors[0], bias=bias, **ids)
         value = scalar_with_scale(built, *embeddings, *factors, **ids)
         share = 1.0 if num_items_in_batch is None else labels.numel() / num_items_in_batch

@@ -26,6 +26,8 @@ class Loss(nn.Module):
     def __init__(self, which: ObjectiveLike, *, accum_freq: int = 1, **settings: Any) -> None:
         super().__init__()
         self.objective, self.accum_freq = objective(which, **settings), accum_freq
+        if self.objective.learned:
+            raise ValueError(f"{self.objective.name}: the scale of the model is learned; learn= is for tercet train")
         self.parts = nn.ModuleList(part for part in self.objective.states if isinstance(part, nn.Module))
 
     def forward(

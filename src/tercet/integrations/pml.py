@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tercet.integrations import host, made_on_first_use
-from tercet.objectives import ObjectiveLike, objective
+from tercet.integrations import host, made_on_first_use, without_state
+from tercet.objectives import ObjectiveLike
 
 
 def _Loss() -> type:  # noqa: N802
@@ -15,7 +15,7 @@ def _Loss() -> type:  # noqa: N802
 
         def __init__(self, which: ObjectiveLike, **settings: Any) -> None:
             super().__init__()
-            self.objective = objective(which, **settings)
+            self.objective = without_state(which, **settings)
 
         def compute_loss(
             self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Any

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tercet.integrations import host, made_on_first_use
-from tercet.objectives import ObjectiveLike, objective
+from tercet.integrations import host, made_on_first_use, without_state
+from tercet.objectives import ObjectiveLike
 from tercet.objectives.inputs import is_distributed
 
 
@@ -17,7 +17,7 @@ class Loss(nn.Module):
 
     def __init__(self, model: nn.Module, which: ObjectiveLike, *, freeze_unused: bool = False, **settings: Any) -> None:
         super().__init__()
-        self.model, self.objective = model, objective(which, **settings)
+        self.model, self.objective = model, without_state(which, **settings)
         unused = {name: p for name, p in model.named_parameters() if name.endswith(("logit_scale", "logit_bias"))}
         if freeze_unused and nn.ParameterList(unused.values()).requires_grad_(False):
             warnings.warn(f"frozen, since the loss does not use it: {', '.join(unused)}", stacklevel=2)

@@ -66,6 +66,9 @@ class Queue:
         """Refuse a call of an objective that a queue has no meaning for."""
         if image_ids is None:
             raise ValueError("a queue needs image_ids= and caption_ids=: they tell which entries belong to a query")
+        if objective.asks:
+            asked = ", ".join(sorted(objective.asks))
+            raise ValueError(f"{objective.name} asks for {asked}, which are not defined for the entries of a queue")
         if streamed:
             raise ValueError(f"{objective.name} with a queue needs the dense similarity and cannot be streamed")
 
@@ -129,7 +132,8 @@ class _Side:
         return self.ids[: self.count].to(like.device)
 
     def state(self) -> dict[str, Any]:
-        return {"embeddings": self.embeddings, "ids": self.ids, "end": self.end, "count": self.count}
+        embeddings, ids = (None if held is None else held.clone() for held in (self.embeddings, self.ids))
+        return {"embeddings": embeddings, "ids": ids, "end": self.end, "count": self.count}
 
 
 def _masks(own: Bool[Tensor, "anchor candidate"], earlier: Bool[Tensor, "anchor entry"]) -> tuple[Tensor, Tensor]:

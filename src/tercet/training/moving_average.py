@@ -21,10 +21,14 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: RetrievalModel) -> None:
-        parameters = {name for name, _ in model.named_parameters()}
-        current = model.state_dict()
+        parameters = {parameter.data_ptr() for _, parameter in model.named_parameters()}
+        current, averaged = model.state_dict(), set()
         for name, average in self.model.state_dict().items():
-            if name in parameters:
+            is_parameter = current[name].data_ptr() in parameters
+            if is_parameter and average.data_ptr() in averaged:
+                continue  # a tied parameter has several names
+            averaged.add(average.data_ptr())
+            if is_parameter:
                 average.lerp_(current[name], 1 - self.momentum)
             else:
                 average.copy_(current[name])

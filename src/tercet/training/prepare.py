@@ -36,7 +36,7 @@ from tercet.interfaces import GridEncoder, RetrievalModel, SystemSpec, Trainable
 from tercet.models import build, preset, system_of, training_defaults
 from tercet.models.parts.backbone import image_size_of
 from tercet.models.parts.backbone import max_positions as max_positions_of
-from tercet.names import flag, is_in_memory, short_name, split_settings
+from tercet.names import flag, is_in_memory, is_sum, short_name, split_settings, split_terms
 from tercet.objectives import RowObjective, objective
 from tercet.objectives.aoq import AOQ
 from tercet.objectives.base import TAKE_WEIGHTS
@@ -390,6 +390,8 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
     check_select_metric(settings.select_metric)
     if settings.model.endswith("-finetuned") and settings.init_from is None and not is_pretrained(settings.model):
         raise ValueError(f"{settings.model} is a second stage: --init-from must name the run of the first stage")
+    check_sum(settings.objective)
+    check_sum(settings.warmup_objective or "")
     main = objective_for(settings.model, settings.objective, settings.objective_settings)
     warmup = _warmup_objective(settings)
     check_mined_settings(main, warmup, settings)
@@ -417,6 +419,16 @@ def resolve(settings: TrainSettings) -> tuple[RowObjective, RowObjective | None,
     if settings.mined is not None and settings.mine_every is not None:
         identity["mined_again"] = _mining_identity(Path(settings.mined))
     return main, warmup, identity
+
+
+def check_sum(spec: str) -> None:
+    """Refuse a sum with a function from Python: the name of the run would not tell which function it was."""
+    terms = [term for _, term in split_terms(spec)] if is_sum(spec) else []
+    if from_python := next((term for term in terms if is_in_memory(term)), None):
+        raise ValueError(
+            f"the function {short_name(from_python)} from Python cannot be a term of a sum in a run: write it in a "
+            "file, mine.py:function, or add the other terms in it"
+        )
 
 
 def _checksum_of_code(name: str | None) -> str | None:

@@ -167,6 +167,11 @@ def resolve_run(settings: TrainSettings, prepared: PreparedData | None = None) -
         raise ValueError(
             f"{prepared.name} has {sides.captions} of several {sides.images}: several processes support one each"
         )
+    if settings.queue_size is not None and prepared.train.more_pairs is not None:
+        sides = prepared.train.sides
+        raise ValueError(
+            f"--queue-size: {prepared.name} has {sides.captions} of several {sides.images}; a queue knows one each"
+        )
     run_id = hash_identity(identity, prepared)
     return ResolvedRun(settings, prepared, (warmup or main, main), device, identity, run_id, notes)
 
