@@ -16,6 +16,7 @@ from tercet.data.dataset import Split
 from tercet.data.formats import open_data
 from tercet.data.splitting import HELD_OUT, Decoded, assign, connected, equal_images, split_images, thumbnail
 from tercet.data.text.word_sets import is_near_duplicate, near_duplicate_pairs, words_of
+from tercet.training.automatic_splits import with_splits
 from tests.commands import tercet
 
 WORDS = st.sampled_from(["a", "dog", "runs", "on", "the", "grass", "red", "ball", "two", "cats", "in", "snow"])
@@ -195,3 +196,53 @@ def test_data_that_changed_since_is_named(messy, tmp_path):
 def test_too_few_images_are_refused():
     with pytest.raises(ValueError, match="9 images are too few for splits: at least 10 are needed"):
         split_images(split_of([[f"word{row}"] for row in range(9)]), None)
+
+
+def photos_with_table(folder, start=0, count=20):
+    (folder / "photos").mkdir(parents=True)
+    rows = [f"{number}.jpg,one two three word{number}\n" for number in range(count)]
+    (folder / "photos.csv").write_text("image,caption\n" + "".join(rows))
+    for number in range(count):
+        photo(start + number).save(folder / "photos" / f"{number}.jpg")
+    return folder / "photos.csv"
+
+
+def test_other_photos_with_the_same_names_and_captions_get_splits_of_their_own(tmp_path):
+    tables = [photos_with_table(tmp_path / name, start) for name, start in (("one", 0), ("other", 50))]
+    found = [with_splits(str(table), tmp_path / "runs", images=table.parent / "photos") for table in tables]
+    assert found[0][0] != found[1][0]
+    for table, (_, opened) in zip(tables, found, strict=True):
+        for split in opened.splits.values():
+            assert {source.path.parent for source in split.images()} == {table.parent / "photos"}
+    again, _ = with_splits(str(tables[0]), tmp_path / "runs", images=tables[0].parent / "photos")
+    assert again == found[0][0]
+    photo(99).save(tmp_path / "one" / "photos" / "0.jpg")
+    after, _ = with_splits(str(tables[0]), tmp_path / "runs", images=tables[0].parent / "photos")
+    assert after != again
+
+
+def test_without_images_there_are_no_splits(tmp_path):
+    table = photos_with_table(tmp_path)
+    moved = tmp_path / "elsewhere" / "photos.csv"
+    moved.parent.mkdir()
+    table.rename(moved)
+    for arguments in (("data", "split", moved, tmp_path / "split.json"), ("fit", moved, "--runs", tmp_path / "runs")):
+        done = tercet(*arguments)
+        assert done.returncode == 2
+        assert "no image was found" in done.stderr
+        assert "--images" in done.stderr
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_single_split_that_is_named_is_kept(tmp_path):
+    table = photos_with_table(tmp_path)
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([f"{lines[0]},split", *(f"{line},test" for line in lines[1:])]) + "\n")
+    done = tercet("data", "split", table, tmp_path / "split.json", "--images", tmp_path / "photos")
+    assert done.returncode == 0, done.stderr
+    assert {name: len(split.image_names) for name, split in open_data(tmp_path / "split.json").splits.items()} == {
+        "test": 20
+    }
+    done = tercet("fit", table, "--images", tmp_path / "photos", "--runs", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "split" in done.stderr

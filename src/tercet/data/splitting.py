@@ -26,6 +26,7 @@ from PIL import Image
 from tercet.console import SILENT, Progress
 from tercet.data.collate import prefetch
 from tercet.data.dataset import DataSet, Split, subset
+from tercet.data.formats.builder import DEFAULT_SPLIT
 from tercet.data.formats.split_file import (
     KINDS,
     WHAT,
@@ -211,6 +212,8 @@ def write_split_file(
     Data with splits keeps them; then only unreadable images are left out. `ValueError` in one line that names
     unreadable images, with the `remedy`, unless the source skips bad items.
     """
+    if data.no_images:
+        raise ValueError(f"{data.path}: {data.no_images}; without images, copies cannot be kept on one side of a split")
     readable, left_out, errors = {}, list[str](), list[str]()
     decoded: list[Decoded] | None = None
     for name, split in data.splits.items():
@@ -227,8 +230,8 @@ def write_split_file(
     if skipped and not source.skip_bad:
         count = "1 item" if len(skipped) == 1 else f"{len(skipped):,} items"
         raise ValueError(f"{data.path}: {count} cannot be read: {some_of(skipped)}{remedy}")
-    if len(readable) == 1:
-        (whole,) = readable.values()
+    if list(readable) == [DEFAULT_SPLIT]:
+        whole = readable[DEFAULT_SPLIT]
         made = split_images(whole, decoded, seed)
         names = {name: [whole.image_names[row] for row in rows] for name, rows in made.images.items()}
     else:

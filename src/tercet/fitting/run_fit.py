@@ -120,6 +120,8 @@ def run_fit(settings: FitSettings, console: Console) -> Fitted:
         raise ValueError(
             f"{settings.data}: {len(opened.skipped):,} items cannot be read: {some_of(opened.skipped)}{REMEDY}"
         )
+    if opened.no_images:
+        raise ValueError(f"{settings.data}: {opened.no_images}")
     runs.make_root(settings.runs)
     folder = settings.runs / f"fit_{stem_of(settings.data)}_{_identity(settings, opened)}"
     folder.mkdir(exist_ok=True)
@@ -203,10 +205,9 @@ class _Fit:
             content = checked_manifest(json.loads(file.read_bytes()), file, f"remove the folder {self.folder}")
             return Plan(**content["plan"]), content["model"], Sizes(*content["sizes"])
         settings, train = self.settings, opened.split("train")
-        held_out = [opened.splits[name] for name in ("test", "val") if name in opened.splits]
-        if not held_out:
+        if "val" not in opened.splits:
             raise ValueError(
-                f"{settings.data} has neither a test nor a validation split: `tercet data split {settings.data} "
+                f"{settings.data} has no validation split, on which fit chooses: `tercet data split {settings.data} "
                 "OUT.json`, then give OUT.json"
             )
         has_images = all(split.image_files is not None for split in opened.splits.values())
@@ -302,7 +303,7 @@ def _chosen(comparison: Comparison) -> tuple[Path, str, Mapping[str, float]]:
     for name in results.names():
         for run in results.runs[name].values():
             metric = str(runs.read_settings(run.folder).get("select_metric", "rsum"))
-            selected = max(runs.read_selection(run.folder, metric), default=run.metrics["rsum"])
+            selected = max(runs.read_selection(run.folder, metric))
             found.append((selected, run.folder, name, run.metrics))
     of_baselines: list[Baseline] = list(comparison.baselines)
     found += [

@@ -8,6 +8,7 @@ data split`, and by commands that need splits, beside their runs. Images that co
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from tercet.data.dataset import DataSet, Split, subset
 from tercet.data.formats.builder import sort_splits
 from tercet.data.formats.columns import Columns
 from tercet.data.formats.karpathy import file_start, is_split_file
+from tercet.data.image_io import ImageFile
 from tercet.data.textio import ErrorPolicy, read_json
 from tercet.storage import check_format
 
@@ -110,11 +112,24 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def checksum(data: DataSet, seed: int) -> str:
-    """What automatic splits depend on: the names and captions of the images, and the seed."""
-    digest = hashlib.sha256(str(seed).encode())
+    """What automatic splits depend on: place, names, captions and state of the images, and the seed.
+
+    The state of a file is its size and time of change: its content would have to be read each time.
+    """
+    digest = hashlib.sha256(json.dumps([seed, os.path.abspath(data.path), _state(data.path)]).encode())
     for name, split in data.splits.items():
         digest.update(json.dumps([name, split.image_names, split.texts, split.owners.tolist()]).encode())
+        files = (source for source in split.images() or () if isinstance(source, ImageFile))
+        digest.update(json.dumps([[str(file.path), _state(file.path)] for file in files]).encode())
     return digest.hexdigest()[:10]
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
