@@ -182,12 +182,12 @@ def test_the_files_of_a_training_step_are_counted():
 
 @pytest.mark.slow
 def test_the_files_of_a_comparison_are_counted(tmp_path):
-    """In all of its processes. It had 60 before splits, checks of images, columns by name and baselines."""
+    """In all of its processes."""
     import files_entered as bench
 
     files = bench.files_of_a_comparison(tmp_path)
     assert {"data/formats/csv_tsv.py", "training/train.py", "comparison/report/report_page.py"} <= files
-    assert len(files) <= 70, f"a comparison enters {len(files)} files: {sorted(files)}"
+    assert len(files) <= 60, f"a comparison enters {len(files)} files: {sorted(files)}"
 
 
 def test_two_trees_run_the_same_work():
